@@ -1,0 +1,522 @@
+"""KernelWorld: a world in one short file, written as Warp functions or with torch operations.
+
+A step is the ordered list of stages in `_stages`: begin, the author's step, settle (time limit, statistics), and for
+envs that have ended: the final observation, the books, the author's reset; then the observation.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import torch
+import warp as wp
+
+from shoal.core import kernels
+from shoal.core.errors import ShoalError
+from shoal.core.kernels import Call
+from shoal.core.launch import Plan, init_warp
+from shoal.core.random import Random, normal, uniform
+from shoal.core.spaces import Box
+from shoal.core.store import Field, Store
+from shoal.core.world import EpisodeStatistics, Group, GroupOutputs, Outputs, World
+
+NO_LIMIT = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Each:
+    """`Each("runner", fn)` runs a per-agent function (one with an `agent` parameter) for one of several groups."""
+
+    group: str
+    function: Any
+
+
+class KernelWorld(World):
+    """Base of the worlds written as kernels. A subclass declares:
+
+    - `Config`: a frozen dataclass of settings; a field `max_steps` is the time limit;
+    - `state`: name -> Field, what one env holds;
+    - `groups`: who acts;
+    - `step`, `reset`, `observe`: Warp functions (or lists of them), or methods with torch operations.
+    """
+
+    @dataclass(frozen=True)
+    class Config:
+        """Settings of the world."""
+
+    state: ClassVar[dict[str, Field]] = {}
+    groups: tuple[Group, ...] = ()
+    settings: ClassVar[dict[str, dict[str, Any]]] = {}
+    """Tuned settings for training: by device kind ("cpu", "gpu"), then the command line's names with underscores."""
+
+    # The author's stages. Subclasses give Warp functions or torch methods under the plain names `step`, `reset` and
+    # `observe`; __init_subclass__ moves them here, since those names are the world's own methods.
+    _author_step: Any = None
+    _author_reset: Any = None
+    _author_observe: Any = None
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        for stage in ("step", "reset", "observe"):
+            if stage in cls.__dict__:
+                setattr(cls, f"_author_{stage}", cls.__dict__[stage])
+                delattr(cls, stage)
+
+    def __init__(self, num_envs: int, device: str | torch.device = "cpu", config: Any = None):
+        if num_envs < 1:
+            raise ShoalError(f"A world needs at least one env, got num_envs={num_envs}.")
+        init_warp()
+        self.name = getattr(self, "name", None) or type(self).__name__.lower()
+        self.num_envs = num_envs
+        self.device = _full_device(device)
+        self.config = self.Config() if config is None else config
+        self.groups = tuple(self.groups)
+        if not self.groups:
+            raise ShoalError(f"{type(self).__name__} declares no groups; add groups = (Group(...),).")
+        self.store = Store(num_envs, self.device)
+        self.checked = self.device.type == "cpu"
+        """Whether `step` also checks the range of actions, which reads them on the host."""
+        self._started = False
+        self._plans: dict[tuple, Plan] = {}
+        self._allocate()
+        self._settings = self._config_values()
+        for call in [*self._stages(holding=True), *self._restart_stages()]:
+            if isinstance(call, Call):
+                kernels.check_call(call, self._provided(), type(self).__name__)
+        self.outputs = self._own_outputs()
+
+    # --- what an author may call ---------------------------------------------------------------------------------
+
+    def uniform(self, low: float, high: float, shape: tuple[int, ...] = (), stream: int = 0) -> torch.Tensor:
+        """For worlds written with torch: numbers in [low, high), [num_envs, *shape], keyed like a kernel's `rng`."""
+        return self._draw(shape, stream, False) * (high - low) + low
+
+    def normal(self, shape: tuple[int, ...] = (), stream: int = 0) -> torch.Tensor:
+        """For worlds written with torch: standard normal numbers, [num_envs, *shape]."""
+        return self._draw(shape, stream, True)
+
+    # --- the World contract --------------------------------------------------------------------------------------
+
+    def reset(self, seed: int = 0, first_env: int = 0) -> Outputs:
+        store = self.store
+        for tensor in store.tensors.values():
+            tensor.zero_()
+        store.seed.fill_(seed)
+        torch.arange(first_env, first_env + self.num_envs, out=store.env_id)
+        store.episode.fill_(-1)
+        self._started = True
+        self.outputs = self._own_outputs()
+        self.restart(torch.ones(self.num_envs, dtype=torch.bool, device=self.device))
+        return self.outputs
+
+    def step(
+        self,
+        actions: torch.Tensor | Mapping[str, torch.Tensor],
+        into: Outputs | None = None,
+        hold: torch.Tensor | None = None,
+    ) -> Outputs:
+        if not self._started:
+            raise ShoalError(f"{self.name}: step() before reset() or after close(); call reset(seed) first.")
+        actions = self.by_group(actions)
+        routes = {self._names[g, "action"]: tensor for g, tensor in actions.items()}
+        routes.update(into.tensors(self._names) if into else {})
+        key = (hold is not None, *((name, t.data_ptr()) for name, t in routes.items()))
+        if into is None:
+            self.check_actions(actions, self.checked)
+        elif key not in self._plans:
+            self.check_actions(actions, values=False)
+        if hold is not None:
+            self.store.active.copy_(~hold)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plan(self._stages(holding=hold is not None), routes)
+            if into is not None or self.device.type == "cpu":
+                self._remember(key, plan)
+        plan()
+        self.outputs = into or self._own_outputs()
+        return self.outputs
+
+    def restart(self, mask: torch.Tensor) -> None:
+        self.store.ended.copy_(mask)
+        routes = self.outputs.tensors(self._names)
+        key = ("restart", *((name, t.data_ptr()) for name, t in routes.items()))
+        if key not in self._plans:
+            self._remember(key, self._plan(self._restart_stages(), routes))
+        self._plans[key]()
+
+    def close(self) -> None:
+        """Refuse further steps and drop the recorded launches."""
+        self._started = False
+        self._plans.clear()
+
+    def statistics(self) -> EpisodeStatistics:
+        sums = {g.name: self.store[self._names[g.name, "return_sum"]] for g in self.groups}
+        return EpisodeStatistics(self.store.finished, sums, self.store.length_sum)
+
+    def last_episode(self) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        returns = {g.name: self.store[self._names[g.name, "last_return"]] for g in self.groups}
+        return returns, self.store.last_length
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return self.store.state_dict()
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.store.load_state_dict(state)
+        self.outputs = self._own_outputs()
+        self._started = True
+
+    @property
+    def time_limit(self) -> int | None:
+        own = any("truncated" in _parameters(f) for f in _functions(self._author_step))
+        limit = self._settings["max_steps"]
+        return None if own or self._is_torch("step") or limit == NO_LIMIT else limit
+
+    @property
+    def bytes_per_env(self) -> int:
+        return self.store.bytes_per_env
+
+    # --- construction ------------------------------------------------------------------------------------------------
+
+    def _allocate(self) -> None:
+        """Every array: the random key and the books, the standard fields per group, the author's state."""
+        add = self.store.add
+        add("seed", Field(wp.uint64, doc="key of the random numbers"))
+        add("env_id", Field(int, doc="global number of the env"))
+        add("episode", Field(int, doc="episodes begun, from 0"))
+        add("step_count", Field(int, unit="steps", doc="steps since the episode began"))
+        add("terminated", Field(bool))
+        add("truncated", Field(bool))
+        add("ended", Field(bool, doc="either of the two; the env restarts in this step"))
+        add("active", Field(bool, doc="not held back by a wrapper"))
+        add("finished", Field(int, doc="episodes finished"))
+        add("length_sum", Field(wp.int64, unit="steps", doc="sum over finished episodes"))
+        add("last_length", Field(int, unit="steps", doc="length of the last finished episode"))
+        self._names: dict[tuple[str, str], str] = {}
+        for g in self.groups:
+            for name, item in _group_fields(g).items():
+                qualified = name if len(self.groups) == 1 else f"{g.name}_{name}"
+                self._names[g.name, name] = qualified
+                if item is not None:
+                    add(qualified, item)
+        for name, item in self.state.items():
+            add(name, item)
+
+    def _config_values(self) -> dict[str, Any]:
+        if not is_dataclass(self.config) or isinstance(self.config, type):
+            raise ShoalError(f"{type(self).__name__}.Config must be a dataclass.")
+        values = {f.name: getattr(self.config, f.name) for f in fields(self.config)}
+        values.setdefault("max_steps", NO_LIMIT)
+        if values["max_steps"] < 1:
+            raise ShoalError(f"{self.name}: max_steps must be at least 1, got {values['max_steps']}.")
+        clash = set(values) & set(self.store.fields)
+        if clash:
+            raise ShoalError(f"{type(self).__name__}: {', '.join(sorted(clash))} is both a setting and an array.")
+        return values
+
+    def _provided(self) -> dict[str, Any]:
+        """What a parameter may name: arrays of the store, settings, and the actions."""
+        actions = {
+            self._names[g.name, "action"]: torch.empty(
+                (self.num_envs, g.agents, *g.action.shape), dtype=g.action.dtype, device=self.device
+            )
+            for g in self.groups
+        }
+        return {**self.store.tensors, **self._settings, **actions}
+
+    def _own_outputs(self) -> Outputs:
+        store = self.store
+        groups = {}
+        for g in self.groups:
+            names = [f.name for f in fields(GroupOutputs)]
+            arrays = {n: store[self._names[g.name, n]] for n in names if (g.name, n) in self._names}
+            groups[g.name] = GroupOutputs(**arrays)
+        return Outputs(store.terminated, store.truncated, groups)
+
+    def _is_torch(self, stage: str) -> bool:
+        author = getattr(type(self), f"_author_{stage}")
+        if author is None:
+            raise ShoalError(f"{type(self).__name__} has no `{stage}`; give it Warp functions or a torch method.")
+        return callable(author) and not isinstance(author, (wp.Function, list, tuple))
+
+    # --- stages ----------------------------------------------------------------------------------------------------
+
+    def _stages(self, holding: bool) -> list["Call | Callable"]:
+        """One step, in order. Entries are calls of Warp functions, or torch functions of the arrays' namespace."""
+        when = "active" if holding else ""
+        stages: list[Call | Callable] = [Call(clear_ended)] if holding else []
+        if holding and self._is_torch("step"):
+            stages.append(self._save_held)
+        stages.append(Call(begin, when=when))
+        stages += self._per_group(begin_one, begin_many, when)
+        stages += self._author("step", when)
+        if holding and self._is_torch("step"):
+            stages.append(self._restore_held)
+        stages += self._per_group(settle_one, settle_many, when)
+        stages.append(Call(settle, when=when))
+        renames = {self._names[g.name, "observation"]: self._names[g.name, "final_observation"] for g in self.groups}
+        stages += self._author("observe", "ended", renames)
+        stages += self._begin_episode()
+        stages += self._author("observe", "")
+        return stages
+
+    def _restart_stages(self) -> list["Call | Callable"]:
+        return [*self._begin_episode(), *self._author("observe", "ended")]
+
+    def _begin_episode(self) -> list["Call | Callable"]:
+        stages: list[Call | Callable] = self._per_group(finish_one, finish_one, "ended")
+        stages.append(Call(finish, when="ended"))
+        for g in self.groups:
+            if g.leaves:
+                stages.append(Call(all_alive, when="ended", names={"alive": self._names[g.name, "alive"]}))
+        return [*stages, *self._author("reset", "ended")]
+
+    def _per_group(self, one: Any, many: Any, when: str) -> list["Call | Callable"]:
+        calls: list[Call | Callable] = []
+        for g in self.groups:
+            function = one if g.agents == 1 else many
+            names = {n: self._names[g.name, n] for n in _parameters(function) if (g.name, n) in self._names}
+            calls.append(Call(function, when=when, names=names))
+        return calls
+
+    def _author(self, stage: str, when: str, renames: dict[str, str] | None = None) -> list["Call | Callable"]:
+        if self._is_torch(stage):
+            method = getattr(self, f"_author_{stage}")
+            return [lambda arrays: self._run_torch(stage, method, arrays, when, renames or {})]
+        calls: list[Call | Callable] = []
+        for item in _functions(getattr(type(self), f"_author_{stage}")):
+            group = self.group(item.group) if isinstance(item, Each) else self.groups[0]
+            function = item.function if isinstance(item, Each) else item
+            per_agent = "agent" in _parameters(function)
+            if per_agent and len(self.groups) > 1 and not isinstance(item, Each):
+                raise ShoalError(f"{type(self).__name__}.{function.key} runs per agent: say for which group with Each.")
+            names = {k: v for k, v in (renames or {}).items() if k in _parameters(function)}
+            calls.append(Call(function, agents=group.agents if per_agent else 0, when=when, names=names))
+        return calls
+
+    def _run_torch(self, stage: str, method: Callable, arrays: SimpleNamespace, when: str, renames: dict) -> None:
+        """Run a torch stage on all envs; `reset` and `observe` return new values, kept where `when` is set."""
+        result = method(arrays)
+        if stage == "step":
+            return
+        if stage == "observe" and isinstance(result, torch.Tensor):
+            result = {self._names[self.groups[0].name, "observation"]: result}
+        flags = self.store[when] if when else None
+        for name, value in result.items():
+            target = getattr(arrays, renames.get(name, name))
+            value = value.to(target.dtype).reshape(target.shape)
+            if flags is None:
+                target.copy_(value)
+            else:
+                mask = flags.view(-1, *[1] * (target.ndim - 1))
+                torch.where(mask, value, target, out=target)
+
+    def _save_held(self, arrays: SimpleNamespace) -> None:
+        self._held = {name: tensor.clone() for name, tensor in self._mutable(arrays).items()}
+
+    def _restore_held(self, arrays: SimpleNamespace) -> None:
+        active = self.store.active
+        for name, tensor in self._mutable(arrays).items():
+            mask = active.view(-1, *[1] * (tensor.ndim - 1))
+            torch.where(mask, tensor, self._held[name], out=tensor)
+
+    def _mutable(self, arrays: SimpleNamespace) -> dict[str, torch.Tensor]:
+        """What a torch `step` may write: the author's state, rewards and end flags."""
+        names = [*self.state, "terminated", "truncated", *(self._names[g.name, "reward"] for g in self.groups)]
+        return {name: getattr(arrays, name) for name in names}
+
+    # --- plans -----------------------------------------------------------------------------------------------------
+
+    def _plan(self, stages: list["Call | Callable"], routes: dict[str, torch.Tensor]) -> Plan:
+        arrays = {**self.store.tensors, **routes}
+        namespace = SimpleNamespace(**arrays, config=self.config)
+        plan = Plan(self.device, self.num_envs)
+        calls: list[Call] = []
+
+        def flush():
+            if calls:
+                programs = kernels.build(self.name.replace("-", "_"), list(calls), self.device.type == "cpu")
+                plan.add_programs(programs, {**arrays, **self._settings})
+                calls.clear()
+
+        for stage in stages:
+            if isinstance(stage, Call):
+                calls.append(stage)
+            else:
+                flush()
+                plan.add_function(lambda stage=stage: stage(namespace))
+        flush()
+        return plan
+
+    def _remember(self, key: tuple, plan: Plan) -> None:
+        if len(self._plans) > 4096:  # a caller that makes new tensors for ever must not grow this for ever
+            self._plans.clear()
+        self._plans[key] = plan
+
+    def _draw(self, shape: tuple[int, ...], stream: int, gaussian: bool) -> torch.Tensor:
+        out = torch.empty(self.num_envs, *shape, device=self.device)
+        flat = out.view(self.num_envs, -1)
+        from shoal.core.launch import torch_stream
+
+        s = self.store
+        stream_of = torch_stream(self.device) if self.device.type == "cuda" else None
+        sources = [wp.from_torch(s[n], dtype=wp.uint64 if n == "seed" else int) for n in kernels.RNG_SOURCES]
+        inputs = [*sources, stream, gaussian, wp.from_torch(flat)]
+        wp.launch(draw_kernel, flat.shape, inputs, device=str(self.device), stream=stream_of)
+        return out
+
+
+# --- what every step does around the author's functions ---------------------------------------------------------------
+# Branch-free where it runs for every env, so that the CPU's compiler can vectorise it.
+
+
+@wp.func
+def clear_ended(env: int, ended: wp.array[wp.bool]):
+    ended[env] = False
+
+
+@wp.func
+def begin(env: int, step_count: wp.array[int], terminated: wp.array[wp.bool], truncated: wp.array[wp.bool]):
+    step_count[env] = step_count[env] + 1
+    terminated[env] = False
+    truncated[env] = False
+
+
+@wp.func
+def begin_one(env: int, reward: wp.array[float]):
+    reward[env] = 0.0
+
+
+@wp.func
+def begin_many(env: int, reward: wp.array2d[float]):
+    for agent in range(reward.shape[1]):
+        reward[env, agent] = 0.0
+
+
+@wp.func
+def settle_one(env: int, reward: wp.array[float], episode_return: wp.array[float]):
+    episode_return[env] = episode_return[env] + reward[env]
+
+
+@wp.func
+def settle_many(env: int, reward: wp.array2d[float], episode_return: wp.array[float]):
+    """The return of a group is the mean over its agents, summed in their order."""
+    total = float(0.0)
+    for agent in range(reward.shape[1]):
+        total += reward[env, agent]
+    episode_return[env] = episode_return[env] + total / float(reward.shape[1])
+
+
+@wp.func
+def settle(
+    env: int,
+    max_steps: int,
+    step_count: wp.array[int],
+    terminated: wp.array[wp.bool],
+    truncated: wp.array[wp.bool],
+    ended: wp.array[wp.bool],
+):
+    cut = truncated[env] or step_count[env] >= max_steps
+    truncated[env] = cut
+    ended[env] = terminated[env] or cut
+
+
+@wp.func
+def finish_one(
+    env: int,
+    step_count: wp.array[int],
+    episode_return: wp.array[float],
+    return_sum: wp.array[float],
+    last_return: wp.array[float],
+):
+    if step_count[env] > 0:
+        return_sum[env] = return_sum[env] + episode_return[env]
+        last_return[env] = episode_return[env]
+    episode_return[env] = 0.0
+
+
+@wp.func
+def finish(
+    env: int,
+    step_count: wp.array[int],
+    episode: wp.array[int],
+    finished: wp.array[int],
+    length_sum: wp.array[wp.int64],
+    last_length: wp.array[int],
+):
+    if step_count[env] > 0:
+        finished[env] = finished[env] + 1
+        length_sum[env] = length_sum[env] + wp.int64(step_count[env])
+        last_length[env] = step_count[env]
+    episode[env] = episode[env] + 1
+    step_count[env] = 0
+
+
+@wp.func
+def all_alive(env: int, alive: wp.array2d[wp.bool]):
+    for agent in range(alive.shape[1]):
+        alive[env, agent] = True
+
+
+@wp.kernel(enable_backward=False)
+def draw_kernel(
+    seed: wp.array[wp.uint64],
+    env_id: wp.array[int],
+    episode: wp.array[int],
+    step_count: wp.array[int],
+    stream: int,
+    gaussian: bool,
+    out: wp.array2d[float],
+):
+    env, i = wp.tid()
+    rng = Random()
+    rng.seed = seed[env]
+    rng.env = wp.uint32(env_id[env])
+    rng.episode = wp.uint32(episode[env])
+    rng.step = wp.uint32(step_count[env])
+    if gaussian:
+        out[env, i] = normal(rng, stream + i)
+    else:
+        out[env, i] = uniform(rng, stream + i, 0.0, 1.0)
+
+
+def _group_fields(g: Group) -> dict[str, Field | None]:
+    """The standard fields of a group; None marks one that the caller brings (the action)."""
+    observation = _field_of(g.observation, g.agents)
+    found: dict[str, Field | None] = {
+        "action": None,
+        "observation": observation,
+        "final_observation": observation,
+        "reward": Field(float, (g.agents,)),
+        "episode_return": Field(float, doc="reward since the episode began, mean over agents"),
+        "return_sum": Field(float, doc="sum over finished episodes"),
+        "last_return": Field(float, doc="return of the last finished episode"),
+    }
+    if g.leaves:
+        found["alive"] = Field(bool, (g.agents,))
+    if g.masked:
+        found["action_mask"] = Field(bool, (g.agents, g.choices))
+    return found
+
+
+def _field_of(space: Box, agents: int) -> Field:
+    types = {torch.float32: float, torch.uint8: wp.uint8, torch.float16: wp.float16}
+    if space.dtype not in types:
+        raise ShoalError(f"An observation cannot be {space.dtype}; use float32, float16 or uint8.")
+    return Field(types[space.dtype], (agents, *space.shape))
+
+
+def _functions(author: Any) -> list[Any]:
+    return list(author) if isinstance(author, (list, tuple)) else [author]
+
+
+def _parameters(function: Any) -> Mapping[str, Any]:
+    function = function.function if isinstance(function, Each) else function
+    return function.input_types if isinstance(function, wp.Function) else {}
+
+
+def _full_device(device: str | torch.device) -> torch.device:
+    device = torch.device(device)
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device

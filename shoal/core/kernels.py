@@ -1,0 +1,230 @@
+"""From an author's Warp functions to kernels: binding by parameter name, and fusing what can run together.
+
+An author writes `@wp.func` functions whose parameters name what they need: `env` (and `agent`) is the index, `rng` the
+random numbers of that env and step, every other name an array of the store or a field of the config. Shoal generates
+the kernels around them. On a GPU one thread owns one env and everything that needs no other env runs in one launch; on
+a CPU the same functions stand in plain counted loops over a slice of the envs, which the compiler vectorises.
+"""
+
+import linecache
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+import torch
+import warp as wp
+
+from shoal.core.errors import ShoalError, unknown
+from shoal.core.random import Random, random_at
+from shoal.core.store import Field
+
+RNG_SOURCES = ("seed", "env_id", "episode", "step_count")
+"""The arrays that the parameter `rng` is made of."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One function of a step, where it runs and when.
+
+    `agents` > 0 runs it once per agent of an env; `when` names a flag array that must be set for the env.
+    `names` redirects parameters: {"observation": "final_observation"} makes a function write somewhere else.
+    """
+
+    function: Any
+    agents: int = 0
+    when: str = ""
+    names: dict[str, str] = field(default_factory=dict)
+
+    def parameters(self) -> dict[str, Any]:
+        """Parameter name -> Warp type, less the indices."""
+        return {k: v for k, v in self.function.input_types.items() if k not in ("env", "agent")}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One argument of a generated kernel: the array or setting it is bound to, and the type the author wrote."""
+
+    source: str
+    annotation: Any
+
+    @property
+    def is_array(self) -> bool:
+        return is_array(self.annotation)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A generated kernel and what to launch it with, in order."""
+
+    kernel: Any
+    parameters: tuple[Parameter, ...]
+    agents: int
+
+
+def is_array(annotation: Any) -> bool:
+    """Whether a parameter's type is an array, in either of Warp's spellings: wp.array[float], wp.array(dtype=float)."""
+    return isinstance(annotation, (wp.array, type(wp.array[float])))
+
+
+def check_call(call: Call, provided: dict[str, Any], owner: str) -> None:
+    """Refuse, before anything runs, a parameter that nothing provides or whose type does not fit."""
+    function = call.function
+    if not isinstance(function, wp.Function):
+        raise ShoalError(f"{owner}: {function!r} must be a Warp function; decorate it with @wp.func.")
+    inputs = list(function.input_types)
+    if inputs[:1] != ["env"]:
+        raise ShoalError(f"{owner}.{function.key}: the first parameter must be `env: int`.")
+    for name, annotation in call.parameters().items():
+        if name == "rng":
+            if annotation is not Random:
+                raise ShoalError(f"{owner}.{function.key}: `rng` must be annotated `rng: Random`.")
+            continue
+        source = call.names.get(name, name)
+        if source not in provided:
+            problem = unknown("array or setting", name, [*provided, "rng"])
+            raise ShoalError(f"{owner}.{function.key}: nothing provides the parameter {name!r}. {problem}")
+        value = provided[source]
+        if is_array(annotation) != isinstance(value, torch.Tensor):
+            kind = "an array" if isinstance(value, torch.Tensor) else "a setting"
+            raise ShoalError(f"{owner}.{function.key}: {name!r} is {kind}, but it is annotated {annotation}.")
+        if is_array(annotation):
+            fit_shape(f"{owner}.{function.key}: {name!r}", value, annotation)
+
+
+def fit_shape(what: str, tensor: torch.Tensor, annotation: Any) -> torch.Tensor:
+    """The tensor with the number of dimensions that a parameter's type asks for.
+
+    A group of one agent may be written without its agent dimension, and a trailing dimension may be a Warp vector.
+    """
+    element = Field(annotation.dtype)
+    wanted = annotation.ndim + len(element.inner)
+    view = tensor
+    if tensor.ndim == wanted + 1 and tensor.shape[1] == 1:
+        view = tensor.squeeze(1)
+    fits = view.ndim == wanted and tuple(view.shape[annotation.ndim :]) == element.inner
+    if not fits or element.torch_type != tensor.dtype:
+        raise ShoalError(
+            f"{what} has shape {tuple(tensor.shape)} and type {tensor.dtype}, "
+            f"which does not fit its annotation ({annotation.ndim}-D array of {annotation.dtype.__name__})."
+        )
+    return view
+
+
+def build(name: str, calls: list[Call], on_cpu: bool) -> list[Program]:
+    """Generate the kernels for a list of calls: one on a CPU; on a GPU, one per run of calls that can share a thread."""
+    if on_cpu:
+        return [_generate(f"{name}_cpu", calls, 0, _cpu_body)]
+    programs = []
+    for index, (agents, run) in enumerate(_passes(calls)):
+        programs.append(_generate(f"{name}_cuda{index}", run, agents, _cuda_body))
+    return programs
+
+
+def _passes(calls: list[Call]) -> list[tuple[int, list[Call]]]:
+    """Calls per env run together in one thread; a call per agent may read other agents, so it starts a new launch."""
+    passes: list[tuple[int, list[Call]]] = []
+    for call in calls:
+        if call.agents == 0 and passes and passes[-1][0] == 0:
+            passes[-1][1].append(call)
+        else:
+            passes.append((call.agents, [call]))
+    return passes
+
+
+def _generate(name: str, calls: list[Call], agents: int, body: Callable[..., list[str]]) -> Program:
+    parameters: dict[tuple[str, str], tuple[str, Parameter]] = {}
+
+    def argument(source: str, annotation: Any) -> str:
+        key = (source, str(annotation) if not is_array(annotation) else _array_key(annotation))
+        if key not in parameters:
+            parameters[key] = (f"p{len(parameters)}_{source}", Parameter(source, annotation))
+        return parameters[key][0]
+
+    lines = body(calls, argument)
+    names = {f"f{i}_{call.function.key}": call.function for i, call in enumerate(calls)}
+    types = {f"T_{local}": p.annotation for local, p in parameters.values()}
+    signature = ", ".join(["count: int", *(f"{local}: T_{local}" for local, _ in parameters.values())])
+    source = f"def {name}({signature}):\n" + "\n".join(f"    {line}" for line in lines) + "\n"
+    kernel = _compile(name, source, {"wp": wp, "random_at": random_at, **names, **types})
+    return Program(kernel, tuple(p for _, p in parameters.values()), agents)
+
+
+def _array_key(annotation: Any) -> str:
+    return f"{annotation.dtype}/{annotation.ndim}"
+
+
+_KERNELS: dict[tuple, Any] = {}
+
+
+def _compile(name: str, source: str, names: dict[str, Any]) -> Any:
+    """A Warp kernel from generated source; the same source over the same functions is the same kernel."""
+    key = (source, *(id(value) for value in names.values() if isinstance(value, wp.Function)))
+    if key not in _KERNELS:
+        filename = f"<shoal {name} {len(_KERNELS)}>"
+        linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+        scope = dict(names)
+        exec(compile(source, filename, "exec"), scope)
+        options = {
+            "enable_backward": False,
+            # No fused multiply-add: CPU and GPU then round alike.
+            "fuse_fp": False,
+            "optimization_level": 3,
+            # Many arrays in one loop: let the compiler check more pairs for overlap before it gives up vectorising.
+            "cpu_compiler_flags": "-march=native -mllvm=-inline-threshold=9000"
+            " -mllvm=-inline-cold-callsite-threshold=3000 -mllvm=-runtime-memory-check-threshold=512",
+        }
+        _KERNELS[key] = wp.kernel(scope[name], module="unique", module_options=options)
+    return _KERNELS[key]
+
+
+def _call_text(index: int, call: Call, argument: Callable[[str, Any], str]) -> str:
+    arguments = []
+    for name, annotation in call.function.input_types.items():
+        if name in ("env", "agent"):
+            arguments.append(name)
+        elif name == "rng":
+            types = (wp.array(dtype=wp.uint64), *(wp.array(dtype=int),) * 3)
+            parts = [f"{argument(s, t)}[env]" for s, t in zip(RNG_SOURCES, types, strict=True)]
+            arguments.append(f"random_at({', '.join(parts)})")
+        else:
+            arguments.append(argument(call.names.get(name, name), annotation))
+    return f"f{index}_{call.function.key}({', '.join(arguments)})"
+
+
+def _guard(when: str, argument: Callable[[str, Any], str]) -> str:
+    return f"if {argument(when, wp.array(dtype=wp.bool))}[env]:"
+
+
+def _cuda_body(calls: list[Call], argument: Callable[[str, Any], str]) -> list[str]:
+    lines = ["env, agent = wp.tid()" if calls[0].agents else "env = wp.tid()"]
+    for when, run in groupby(enumerate(calls), key=lambda item: item[1].when):
+        pad = ""
+        if when:
+            lines.append(_guard(when, argument))
+            pad = "    "
+        lines += [pad + _call_text(i, call, argument) for i, call in run]
+    return lines
+
+
+def _cpu_body(calls: list[Call], argument: Callable[[str, Any], str]) -> list[str]:
+    # The loop starts at a literal 0 and counts up by one, so that the compiler can prove every index to be
+    # non-negative (Warp wraps negative ones) and vectorise. wp.tid() is 0: it selects Warp's contiguous-array variant.
+    lines = ["last = count + wp.tid()"]
+    for (when, agents), run in groupby(enumerate(calls), key=lambda item: (item[1].when, item[1].agents)):
+        calls_here = list(run)
+        # Each per-agent call has a loop of its own: it may read what the call before it wrote for other agents.
+        for part in [[c] for c in calls_here] if agents else [calls_here]:
+            lines += ["env = int(0)", "while env < last:"]
+            pad = "    "
+            if when:
+                lines.append(pad + _guard(when, argument))
+                pad += "    "
+            if agents:
+                lines += [f"{pad}agent = int(0)", f"{pad}while agent < {agents}:"]
+                lines += [f"{pad}    {_call_text(i, call, argument)}" for i, call in part]
+                lines.append(f"{pad}    agent += 1")
+            else:
+                lines += [pad + _call_text(i, call, argument) for i, call in part]
+            lines.append("    env += 1")
+    return lines

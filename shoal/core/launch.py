@@ -1,0 +1,142 @@
+"""Launching: recorded once with their arguments, replayed cheaply, on torch's current stream or over the CPU's threads."""
+
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import warp as wp
+
+from shoal.core.kernels import Call, Program, build, fit_shape
+from shoal.core.store import warp_view
+
+ENVS_PER_SLICE = 8192
+"""Envs that one CPU launch covers: enough to hide the launch, few enough that their arrays stay in the cache."""
+
+ENVS_PER_THREAD = 4096
+"""Below this many envs a second CPU thread costs more than it brings."""
+
+
+@cache
+def init_warp() -> None:
+    """Start Warp quietly; safe to call more than once."""
+    wp.config.log_level = wp.LOG_ERROR
+    if torch.cuda.is_available():
+        wp.init()
+        return
+    # Without a GPU Warp's native library prints a warning about the missing driver; Shoal says which device it uses.
+    saved = os.dup(2)
+    silent = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(silent, 2)
+        wp.init()
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(silent)
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=max(1, cpu_threads() - 1), thread_name_prefix="shoal")
+
+
+def cpu_threads() -> int:
+    """Threads that the envs are spread over: the cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+@cache
+def _warp_stream(handle: int, index: int) -> Any:
+    return wp.Stream(wp.get_device(f"cuda:{index}"), cuda_stream=handle)
+
+
+def torch_stream(device: torch.device) -> Any:
+    """Torch's current stream as a Warp stream, so that a CUDA graph of torch records Warp's launches too."""
+    stream = torch.cuda.current_stream(device)
+    return _warp_stream(stream.cuda_stream, stream.device.index)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """An array that every row reads as a whole (a counter, a table): it is not sliced over the threads."""
+
+    tensor: torch.Tensor
+
+
+class Plan:
+    """Kernels (and torch functions between them) with all arguments bound: calling it advances the arrays in place."""
+
+    def __init__(self, device: torch.device, num_envs: int):
+        self.device = device
+        self.num_envs = num_envs
+        self.steps: list[Callable[[], None]] = []
+
+    def add_function(self, function: Callable[[], None]) -> None:
+        """Append work done with torch on the whole batch."""
+        self.steps.append(function)
+
+    def add_programs(self, programs: Iterable[Program], arguments: dict[str, Any]) -> None:
+        """Append generated kernels, bound to arrays and settings by name."""
+        for program in programs:
+            if self.device.type == "cuda":
+                self._add_cuda(program, arguments)
+            else:
+                self._add_cpu(program, arguments)
+
+    def _bind(self, program: Program, arguments: dict[str, Any], rows: slice) -> list[Any]:
+        values: list[Any] = [rows.stop - rows.start]
+        for parameter in program.parameters:
+            value = arguments[parameter.source]
+            if isinstance(value, Whole):
+                value = warp_view(value.tensor, parameter.annotation)
+            elif parameter.is_array:
+                value = warp_view(fit_shape(parameter.source, value, parameter.annotation)[rows], parameter.annotation)
+            values.append(value)
+        return values
+
+    def _add_cuda(self, program: Program, arguments: dict[str, Any]) -> None:
+        dim = (self.num_envs, program.agents) if program.agents else self.num_envs
+        inputs = self._bind(program, arguments, slice(0, self.num_envs))
+        command = wp.launch(program.kernel, dim, inputs, device=str(self.device), record_cmd=True)
+        self.steps.append(lambda: command.launch(torch_stream(self.device)))
+
+    def _add_cpu(self, program: Program, arguments: dict[str, Any]) -> None:
+        threads = max(1, min(cpu_threads(), self.num_envs // ENVS_PER_THREAD))
+        slices = max(threads, -(-self.num_envs // ENVS_PER_SLICE))
+        slices = -(-slices // threads) * threads
+        bounds = [self.num_envs * i // slices for i in range(slices + 1)]
+        commands = []
+        for start, stop in zip(bounds, bounds[1:], strict=False):
+            inputs = self._bind(program, arguments, slice(start, stop))
+            commands.append(wp.launch(program.kernel, 1, inputs, device="cpu", record_cmd=True))
+        shares = [commands[i::threads] for i in range(threads)]
+
+        def run(share: list[Any]) -> None:
+            for command in share:
+                command.launch()
+
+        def run_all() -> None:
+            waiting = [_threads().submit(run, share) for share in shares[1:]]
+            run(shares[0])
+            for task in waiting:
+                task.result()
+
+        self.steps.append(run_all if threads > 1 else lambda: run(commands))
+
+    def __call__(self) -> None:
+        for step in self.steps:
+            step()
+
+
+def bind(
+    name: str, function: Any, device: torch.device, rows: int, arguments: dict[str, Any], agents: int = 0
+) -> Plan:
+    """A plan that runs one Warp function for every row (and `agent`); its first parameter `env` is the row."""
+    init_warp()
+    plan = Plan(device, rows)
+    plan.add_programs(build(name, [Call(function, agents=agents)], device.type == "cpu"), arguments)
+    return plan

@@ -1,0 +1,33 @@
+"""Branch-free maths for kernels: the CPU compiler turns it into vector instructions, the GPU never diverges.
+
+`wp.sin` and `wp.cos` call the C library once per env on a CPU, which costs more than the rest of a cart-pole step.
+These agree with them to float32 rounding for |x| up to about 10,000.
+"""
+
+import warp as wp
+
+
+@wp.func
+def sincos(x: float):
+    """Sine and cosine of `x` [rad] together (Cody-Waite reduction by quarter turns, then minimax polynomials)."""
+    quarter = int(x * 0.6366197723675814 + wp.where(x >= 0.0, 0.5, -0.5))
+    k = float(quarter)
+    r = ((x - k * 1.5703125) - k * 4.837512969970703e-4) - k * 7.549789948768648e-8
+    r2 = r * r
+    s = r + r * r2 * (-1.6666654611e-1 + r2 * (8.3321608736e-3 - r2 * 1.9515295891e-4))
+    c = 1.0 - 0.5 * r2 + r2 * r2 * (4.166664568298827e-2 + r2 * (-1.388731625493765e-3 + r2 * 2.443315711809948e-5))
+    swap = (quarter & 1) != 0
+    sine = wp.where(swap, c, s)
+    cosine = wp.where(swap, s, c)
+    sine = wp.where((quarter & 2) != 0, -sine, sine)
+    cosine = wp.where(((quarter + 1) & 2) != 0, -cosine, cosine)
+    return sine, cosine
+
+
+@wp.func
+def wrap_angle(x: float):
+    """The angle `x` [rad] in [-pi, pi)."""
+    turns = x * 0.15915494309189535 + 0.5
+    whole = float(int(turns))
+    whole = wp.where(whole > turns, whole - 1.0, whole)
+    return x - whole * 6.283185307179586

@@ -1,0 +1,104 @@
+"""What an agent sees and does: Discrete, MultiDiscrete and Box, with the tensors that hold them."""
+
+import math
+from dataclasses import dataclass
+from typing import Union
+
+import torch
+
+from shoal.core.errors import ShoalError
+
+
+@dataclass(frozen=True)
+class Discrete:
+    """One choice out of `n`, stored as int32."""
+
+    n: int
+
+    def __post_init__(self):
+        if self.n < 1:
+            raise ShoalError(f"Discrete needs at least one choice, got n={self.n}.")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.int32
+
+
+@dataclass(frozen=True)
+class MultiDiscrete:
+    """Several independent choices; part i is one out of `nvec[i]`. Stored as int32."""
+
+    nvec: tuple[int, ...]
+
+    def __post_init__(self):
+        object.__setattr__(self, "nvec", tuple(int(n) for n in self.nvec))
+        if not self.nvec or min(self.nvec) < 1:
+            raise ShoalError(f"MultiDiscrete needs at least one choice in each part, got nvec={self.nvec}.")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.nvec),)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.int32
+
+
+@dataclass(frozen=True)
+class Box:
+    """Real numbers of a given shape, each between `low` and `high` (one bound for all of them)."""
+
+    shape: tuple[int, ...]
+    low: float = -math.inf
+    high: float = math.inf
+    dtype: torch.dtype = torch.float32
+
+    def __post_init__(self):
+        shape = (self.shape,) if isinstance(self.shape, int) else tuple(self.shape)
+        object.__setattr__(self, "shape", shape)
+        if not shape or min(shape) < 1:
+            raise ShoalError(f"Box needs a shape of positive sizes, got {shape}.")
+        if not self.low < self.high:
+            raise ShoalError(f"Box needs low < high, got low={self.low}, high={self.high}.")
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def bounded(self) -> bool:
+        return math.isfinite(self.low) and math.isfinite(self.high)
+
+
+Space = Union[Discrete, MultiDiscrete, Box]
+
+
+def check_tensor(what: str, tensor: torch.Tensor, space: Space, batch: tuple[int, ...], device: torch.device) -> None:
+    """Refuse a tensor whose type, shape or device is not what `space` asks for, by name."""
+    if not isinstance(tensor, torch.Tensor):
+        raise ShoalError(f"{what} must be a torch tensor, got {type(tensor).__name__}.")
+    shape = (*batch, *space.shape)
+    if tuple(tensor.shape) != shape:
+        raise ShoalError(f"{what} must have shape {shape} for {space}, got {tuple(tensor.shape)}.")
+    if tensor.dtype != space.dtype:
+        raise ShoalError(f"{what} must be {space.dtype} for {space}, got {tensor.dtype}.")
+    if tensor.device != device:
+        raise ShoalError(f"{what} must be on {device}, got {tensor.device}.")
+
+
+def check_range(what: str, tensor: torch.Tensor, space: Space) -> None:
+    """Refuse values outside `space`. Reads the tensor on the host: not for the inside of a rollout."""
+    if isinstance(space, Box):
+        ok = torch.isfinite(tensor)
+        limit = "finite"
+    else:
+        top = space.n if isinstance(space, Discrete) else torch.tensor(space.nvec, device=tensor.device)
+        ok = (tensor >= 0) & (tensor < top)
+        limit = f"within {space}"
+    if not bool(ok.all()):  # sync: a deliberate check, outside rollouts
+        where = tuple(int(i) for i in (~ok).nonzero()[0])
+        raise ShoalError(f"{what} must be {limit}, got {tensor[where].item()} at index {where}.")

@@ -1,0 +1,99 @@
+"""The store: the single owner of every array of a world, seen by torch and by Warp as the same memory."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import warp as wp
+
+from shoal.core.errors import ShoalError
+
+TORCH_TYPES: dict[Any, torch.dtype] = {
+    float: torch.float32,
+    int: torch.int32,
+    bool: torch.bool,
+    wp.float32: torch.float32,
+    wp.float16: torch.float16,
+    wp.int32: torch.int32,
+    wp.int64: torch.int64,
+    wp.uint64: torch.int64,  # the same bits; torch has no arithmetic for unsigned 64-bit integers
+    wp.uint8: torch.uint8,
+    wp.bool: torch.bool,
+}
+
+
+@dataclass(frozen=True)
+class Field:
+    """One named array: `dtype` per element (a scalar or a Warp vector), `shape` per env, and what it means."""
+
+    dtype: Any = float
+    shape: tuple[int, ...] = ()
+    unit: str = ""
+    doc: str = ""
+
+    @property
+    def scalar(self) -> Any:
+        """The Warp or Python scalar type inside the element."""
+        return getattr(self.dtype, "_wp_scalar_type_", self.dtype)
+
+    @property
+    def inner(self) -> tuple[int, ...]:
+        """The shape of one element: () for scalars, (2,) for wp.vec2."""
+        return tuple(getattr(self.dtype, "_shape_", ()))
+
+    @property
+    def torch_type(self) -> torch.dtype:
+        if self.scalar not in TORCH_TYPES:
+            raise ShoalError(f"A field cannot hold {self.dtype}; use float, int, bool or a Warp vector of them.")
+        return TORCH_TYPES[self.scalar]
+
+
+class Store:
+    """Named arrays `[num_envs, *shape]` on one device. Reading `store.name` gives the torch tensor."""
+
+    def __init__(self, num_envs: int, device: torch.device):
+        self.num_envs = num_envs
+        self.device = device
+        self.fields: dict[str, Field] = {}
+        self.tensors: dict[str, torch.Tensor] = {}
+
+    def add(self, name: str, field: Field) -> torch.Tensor:
+        """Allocate one array, zeroed; a name can be taken once."""
+        if name in self.fields:
+            raise ShoalError(f"The store already holds an array named {name!r}; choose another name.")
+        if not name.isidentifier() or hasattr(type(self), name):
+            raise ShoalError(f"{name!r} cannot name an array: use a plain identifier that is not a word of the store.")
+        shape = (self.num_envs, *field.shape, *field.inner)
+        self.fields[name] = field
+        self.tensors[name] = torch.zeros(shape, dtype=field.torch_type, device=self.device)
+        return self.tensors[name]
+
+    def __getattr__(self, name: str) -> torch.Tensor:
+        tensors = self.__dict__.get("tensors", {})
+        if name in tensors:
+            return tensors[name]
+        raise AttributeError(f"the store holds no array named {name!r}; it has: {', '.join(tensors)}")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.tensors
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.tensors[name]
+
+    @property
+    def bytes_per_env(self) -> int:
+        return sum(t.nbytes for t in self.tensors.values()) // self.num_envs
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Every array, by name; together they are the whole state of the world."""
+        return dict(self.tensors)
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Overwrite every array in place; names and shapes must match exactly."""
+        for name, tensor in self.tensors.items():
+            tensor.copy_(state[name])
+
+
+def warp_view(tensor: torch.Tensor, annotation: Any) -> wp.array:
+    """A Warp array over the tensor's memory, with the element type that a kernel's parameter asks for."""
+    return wp.from_torch(tensor.detach(), dtype=annotation.dtype, requires_grad=False)

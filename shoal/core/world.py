@@ -1,0 +1,173 @@
+"""The one seam: everything that makes experience looks like this to everything that learns from it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+import torch
+
+from shoal.core.errors import ShoalError
+from shoal.core.spaces import Box, Discrete, MultiDiscrete, Space, check_range, check_tensor
+
+
+@dataclass(frozen=True)
+class Group:
+    """Agents of a world that share spaces and, by default, a policy."""
+
+    name: str
+    observation: Box
+    action: Space
+    agents: int = 1
+    masked: bool = False
+    """The world writes `action_mask` [env, agent, choices]: which choices are allowed now."""
+    leaves: bool = False
+    """Agents can leave the game before the episode ends: the world writes `alive` [env, agent]."""
+
+    def __post_init__(self):
+        if self.agents < 1:
+            raise ShoalError(f"Group {self.name!r} needs at least one agent per env, got {self.agents}.")
+        if self.masked and isinstance(self.action, Box):
+            raise ShoalError(f"Group {self.name!r} has a Box action, which cannot be masked.")
+
+    @property
+    def choices(self) -> int:
+        """Number of discrete choices over all parts of an action: the width of the action mask."""
+        if isinstance(self.action, Discrete):
+            return self.action.n
+        return sum(self.action.nvec) if isinstance(self.action, MultiDiscrete) else 0
+
+
+@dataclass
+class GroupOutputs:
+    """What a step wrote for one group: tensors [env, agent, ...] on the device."""
+
+    observation: torch.Tensor
+    """What each agent sees now; after a restart, the first observation of the new episode."""
+    reward: torch.Tensor
+    final_observation: torch.Tensor | None = None
+    """What it saw last, in envs that have just ended; elsewhere left from before."""
+    alive: torch.Tensor | None = None
+    """Whether the agent is in the game (None: always)."""
+    action_mask: torch.Tensor | None = None
+    """Which choices are allowed for the next action (None: all)."""
+
+
+@dataclass
+class Outputs:
+    """What a step wrote: end flags [env] and one GroupOutputs per group.
+
+    An episode ends for the whole env; an agent that leaves earlier is no longer `alive`.
+    """
+
+    terminated: torch.Tensor
+    """The episode ended by the world's own rules: its future is worth nothing."""
+    truncated: torch.Tensor
+    """The episode was cut off: its future is the value of the final observation."""
+    groups: dict[str, GroupOutputs]
+
+    def tensors(self, names: "Mapping[tuple[str, str], str]") -> dict[str, torch.Tensor]:
+        """Every tensor that is here, by the name `names` gives (group, field)."""
+        found = {"terminated": self.terminated, "truncated": self.truncated}
+        for group, out in self.groups.items():
+            for item in fields(out):
+                tensor = getattr(out, item.name)
+                if tensor is not None:
+                    found[names[group, item.name]] = tensor
+        return found
+
+
+@dataclass
+class EpisodeStatistics:
+    """Finished episodes since the last reading: tensors per env, so that nothing is summed in thread order."""
+
+    episodes: torch.Tensor
+    return_sum: dict[str, torch.Tensor]
+    length_sum: torch.Tensor
+
+
+class World(ABC):
+    """A batch of `num_envs` copies of one environment, stepped together on one device."""
+
+    name: str
+    groups: tuple[Group, ...]
+    num_envs: int
+    device: torch.device
+    outputs: Outputs
+    """Where the last reset or step wrote."""
+
+    @abstractmethod
+    def reset(self, seed: int = 0, first_env: int = 0) -> Outputs:
+        """Start all envs. `first_env` is the global number of env 0, for a batch split over processes."""
+
+    @abstractmethod
+    def step(
+        self,
+        actions: torch.Tensor | Mapping[str, torch.Tensor],
+        into: Outputs | None = None,
+        hold: torch.Tensor | None = None,
+    ) -> Outputs:
+        """Advance all envs by one step; finished envs restart by themselves.
+
+        `into` redirects what is written (a row of a rollout); `hold` [env] keeps some envs as they are.
+        """
+
+    @abstractmethod
+    def restart(self, mask: torch.Tensor) -> None:
+        """Begin a new episode in the envs of `mask` now, and rewrite their observation."""
+
+    @abstractmethod
+    def statistics(self) -> EpisodeStatistics:
+        """Counts and sums over finished episodes since the start of training, on the device."""
+
+    @abstractmethod
+    def last_episode(self) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """Return (by group) and length of the last finished episode of every env."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Everything a step depends on."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Continue from a saved state, bit for bit."""
+
+    @property
+    @abstractmethod
+    def time_limit(self) -> int | None:
+        """Steps after which an episode is truncated, if that is the only way it can be; else None."""
+
+    @property
+    @abstractmethod
+    def bytes_per_env(self) -> int:
+        """Device memory that one more env costs."""
+
+    def picture(self, canvas, env: int) -> None:
+        """Draw env `env` on a canvas of shoal.view; worlds that can be looked at override this."""
+        raise ShoalError(f"The world {self.name!r} has no picture; give its class a `picture` method to record it.")
+
+    @property
+    def drawable(self) -> bool:
+        """Whether `picture` is there."""
+        return type(self).picture is not World.picture
+
+    def group(self, name: str) -> Group:
+        return next(g for g in self.groups if g.name == name)
+
+    def check_actions(self, actions: Mapping[str, torch.Tensor], values: bool = True) -> None:
+        """Refuse actions of a wrong shape, type or device, and (`values`) out of range, by name."""
+        for group in self.groups:
+            if group.name not in actions:
+                raise ShoalError(f"No action for group {group.name!r}; give one tensor per group.")
+            what = f"The action of group {group.name!r}"
+            check_tensor(what, actions[group.name], group.action, (self.num_envs, group.agents), self.device)
+            if values:
+                check_range(what, actions[group.name], group.action)
+
+    def by_group(self, actions: torch.Tensor | Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """Actions as a mapping; one tensor will do for a world with one group."""
+        if isinstance(actions, torch.Tensor):
+            if len(self.groups) > 1:
+                names = ", ".join(g.name for g in self.groups)
+                raise ShoalError(f"{self.name} has several groups ({names}); give a tensor for each.")
+            return {self.groups[0].name: actions}
+        return actions

@@ -1,0 +1,303 @@
+"""Wrappers around any world. They work with torch on the device, so a rollout with wrappers is still one graph."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+
+from shoal.core.errors import ShoalError
+from shoal.core.spaces import Box
+from shoal.core.world import EpisodeStatistics, Group, GroupOutputs, Outputs, World
+
+
+class Wrapper(World):
+    """Passes everything through; subclasses override `_emit` (what a step shows) or `step` (how it goes)."""
+
+    def __init__(self, world: World):
+        self.world = world
+        self.name = world.name
+        self.num_envs = world.num_envs
+        self.device = world.device
+        self.groups = tuple(self._group(g) for g in world.groups)
+        self._own: Outputs | None = None
+
+    def _group(self, group: Group) -> Group:
+        """The group as seen from outside."""
+        return group
+
+    def _emit(self, inner: Outputs, out: Outputs, started: torch.Tensor, held: torch.Tensor | None) -> None:
+        """Write what this wrapper shows. `started` [env]: a new episode has begun; `held`: the env did not move."""
+        _copy(inner, out)
+
+    def reset(self, seed: int = 0, first_env: int = 0) -> Outputs:
+        inner = self.world.reset(seed, first_env)
+        self._allocate(inner)
+        self.outputs = self._own_outputs
+        self._emit(inner, self.outputs, torch.ones_like(inner.terminated), None)
+        return self.outputs
+
+    def step(
+        self,
+        actions: torch.Tensor | Mapping[str, torch.Tensor],
+        into: Outputs | None = None,
+        hold: torch.Tensor | None = None,
+    ) -> Outputs:
+        inner = self.world.step(actions, hold=hold)
+        started = inner.terminated | inner.truncated
+        if hold is not None:
+            started = started & ~hold
+        self.outputs = into or self._own_outputs
+        self._emit(inner, self.outputs, started, hold)
+        return self.outputs
+
+    def restart(self, mask: torch.Tensor) -> None:
+        self.world.restart(mask)
+        self._emit(self.world.outputs, self.outputs, mask, ~mask)
+
+    @property
+    def _own_outputs(self) -> Outputs:
+        if self._own is None:
+            raise ShoalError(f"{self.name}: step() before reset(); call reset(seed) first.")
+        return self._own
+
+    def _allocate(self, inner: Outputs) -> None:
+        if self._own is not None:
+            return
+        groups = {}
+        for g in self.groups:
+            source = inner.groups[g.name]
+            shape = (self.num_envs, g.agents, *g.observation.shape)
+            observation = torch.zeros(shape, dtype=g.observation.dtype, device=self.device)
+            groups[g.name] = GroupOutputs(
+                observation=observation,
+                reward=source.reward.clone(),
+                final_observation=observation.clone(),
+                alive=None if source.alive is None else source.alive.clone(),
+                action_mask=None if source.action_mask is None else source.action_mask.clone(),
+            )
+        self._own = Outputs(inner.terminated.clone(), inner.truncated.clone(), groups)
+
+    def statistics(self) -> EpisodeStatistics:
+        return self.world.statistics()
+
+    def last_episode(self) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        return self.world.last_episode()
+
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        """What the wrapper itself remembers between steps."""
+        return {}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        own = {f"{type(self).__name__}.{k}": v for k, v in self._buffers().items()}
+        return {**self.world.state_dict(), **own}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.reset()
+        self.world.load_state_dict(state)
+        for name, buffer in self._buffers().items():
+            buffer.copy_(state[f"{type(self).__name__}.{name}"])
+
+    @property
+    def time_limit(self) -> int | None:
+        return self.world.time_limit
+
+    @property
+    def bytes_per_env(self) -> int:
+        own = sum(t.nbytes for t in self._buffers().values())
+        for group in self._own.groups.values() if self._own else ():
+            own += sum(t.nbytes for t in vars(group).values() if t is not None)
+        return self.world.bytes_per_env + own // self.num_envs
+
+    def picture(self, canvas, env: int) -> None:
+        self.world.picture(canvas, env)
+
+    @property
+    def drawable(self) -> bool:
+        return self.world.drawable
+
+
+class TransformReward(Wrapper):
+    """`TransformReward(world, lambda r: r.clamp(-1, 1))`: a function of the reward tensor. Statistics stay the world's."""
+
+    def __init__(self, world: World, function: Callable[[torch.Tensor], torch.Tensor]):
+        super().__init__(world)
+        self.function = function
+
+    def _emit(self, inner, out, started, held):
+        _copy(inner, out)
+        for name, group in out.groups.items():
+            group.reward.copy_(self.function(inner.groups[name].reward))
+
+
+class TransformObservation(Wrapper):
+    """A function of the observation tensor [env, agent, ...]; give `space` if the shape or type changes."""
+
+    def __init__(self, world: World, function: Callable[[torch.Tensor], torch.Tensor], space: Box | None = None):
+        self.function = function
+        self.space = space
+        super().__init__(world)
+
+    def _group(self, group: Group) -> Group:
+        return group if self.space is None else replace(group, observation=self.space)
+
+    def _emit(self, inner, out, started, held):
+        _copy(inner, out, observations=False)
+        for name, group in out.groups.items():
+            group.observation.copy_(self.function(inner.groups[name].observation))
+            if group.final_observation is not None:
+                group.final_observation.copy_(self.function(inner.groups[name].final_observation))
+
+
+class Apply(Wrapper):
+    """`Apply(world, fn)`: `fn(outputs)` changes what a step shows, in place, with torch operations."""
+
+    def __init__(self, world: World, function: Callable[[Outputs], None]):
+        super().__init__(world)
+        self.function = function
+
+    def _emit(self, inner, out, started, held):
+        _copy(inner, out)
+        self.function(out)
+
+
+class FrameStack(Wrapper):
+    """The last `frames` observations joined along their first axis; a new episode starts with copies of its first."""
+
+    def __init__(self, world: World, frames: int):
+        if frames < 1:
+            raise ShoalError(f"FrameStack needs at least one frame, got {frames}.")
+        self.frames = frames
+        super().__init__(world)
+        self.stacks: dict[str, torch.Tensor] = {}
+
+    def _group(self, group: Group) -> Group:
+        shape = group.observation.shape
+        stacked = replace(group.observation, shape=(self.frames * shape[0], *shape[1:]))
+        return replace(group, observation=stacked)
+
+    def _allocate(self, inner: Outputs) -> None:
+        super()._allocate(inner)
+        if not self.stacks:
+            self.stacks = {n: g.observation.clone() for n, g in self._own_outputs.groups.items()}
+
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        return self.stacks
+
+    def _emit(self, inner, out, started, held):
+        _copy(inner, out, observations=False)
+        for name, group in out.groups.items():
+            source, stack = inner.groups[name], self.stacks[name]
+            fresh = torch.cat([source.observation] * self.frames, dim=2)
+            older = stack[:, :, source.observation.shape[2] :]
+            moved = torch.cat([older, source.observation], dim=2)
+            if group.final_observation is not None:
+                group.final_observation.copy_(torch.cat([older, source.final_observation], dim=2))
+            shown = torch.where(_like(started, stack), fresh, moved)
+            if held is not None:
+                shown = torch.where(_like(held, stack), stack, shown)
+            stack.copy_(shown)
+            group.observation.copy_(shown)
+
+
+class ActionRepeat(Wrapper):
+    """Each action is taken `times` times, or until the episode ends; rewards add up."""
+
+    def __init__(self, world: World, times: int):
+        if times < 1:
+            raise ShoalError(f"ActionRepeat needs at least one repetition, got {times}.")
+        super().__init__(world)
+        self.times = times
+
+    @property
+    def time_limit(self) -> int | None:
+        limit = self.world.time_limit
+        return None if limit is None else -(-limit // self.times)
+
+    def step(self, actions, into=None, hold=None):
+        self.outputs = out = into or self._own_outputs
+        waits = torch.zeros_like(out.terminated) if hold is None else hold.clone()
+        rewards = {g.name: 0.0 for g in self.groups}
+        terminated = truncated = torch.zeros_like(waits)
+        for turn in range(self.times):
+            inner = self.world.step(actions, hold=waits if turn or hold is not None else None)
+            for name in rewards:
+                reward = inner.groups[name].reward
+                rewards[name] = rewards[name] + torch.where(_like(waits, reward), 0.0, reward)
+            terminated = terminated | (inner.terminated & ~waits)
+            truncated = truncated | (inner.truncated & ~waits)
+            waits = waits | terminated | truncated
+        _copy(self.world.outputs, out)
+        out.terminated.copy_(terminated)
+        out.truncated.copy_(truncated)
+        for name, reward in rewards.items():
+            out.groups[name].reward.copy_(reward)
+        return out
+
+
+class TimeLimit(Wrapper):
+    """Truncates an episode after `steps` steps, with its real final observation."""
+
+    def __init__(self, world: World, steps: int):
+        if steps < 1:
+            raise ShoalError(f"TimeLimit needs at least one step, got {steps}.")
+        super().__init__(world)
+        self.steps = steps
+        self.count = torch.zeros(self.num_envs, dtype=torch.int32, device=self.device)
+
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        return {"count": self.count}
+
+    @property
+    def time_limit(self) -> int | None:
+        own = self.world.time_limit
+        return None if own is None else min(own, self.steps)
+
+    def reset(self, seed: int = 0, first_env: int = 0) -> Outputs:
+        self.count.zero_()
+        return super().reset(seed, first_env)
+
+    def restart(self, mask: torch.Tensor) -> None:
+        super().restart(mask)
+        self.count.masked_fill_(mask, 0)
+
+    def step(self, actions, into=None, hold=None):
+        self.outputs = out = into or self._own_outputs
+        inner = self.world.step(actions, hold=hold)
+        moved = torch.ones_like(inner.terminated) if hold is None else ~hold
+        self.count += moved
+        ended = (inner.terminated | inner.truncated) & moved
+        cut = (self.count >= self.steps) & moved
+        _copy(inner, out)
+        out.truncated.copy_(inner.truncated | cut)
+        only_cut = cut & ~ended
+        for name, group in out.groups.items():
+            source = inner.groups[name]
+            if group.final_observation is not None:
+                final = torch.where(_like(only_cut, source.observation), source.observation, source.final_observation)
+                group.final_observation.copy_(final)
+        self.world.restart(only_cut)
+        for name, group in out.groups.items():
+            group.observation.copy_(self.world.outputs.groups[name].observation)
+        self.count.masked_fill_(ended | cut, 0)
+        return out
+
+
+def _like(flags: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Flags [env] shaped to be broadcast over a tensor [env, ...]."""
+    return flags.view(-1, *[1] * (tensor.ndim - 1))
+
+
+def _copy(inner: Outputs, out: Outputs, observations: bool = True) -> None:
+    out.terminated.copy_(inner.terminated)
+    out.truncated.copy_(inner.truncated)
+    for name, group in out.groups.items():
+        source = inner.groups[name]
+        group.reward.copy_(source.reward)
+        if observations:
+            group.observation.copy_(source.observation)
+            if group.final_observation is not None:
+                group.final_observation.copy_(source.final_observation)
+        if group.alive is not None:
+            group.alive.copy_(source.alive)
+        if group.action_mask is not None:
+            group.action_mask.copy_(source.action_mask)

@@ -1,0 +1,88 @@
+"""PPO: several epochs of mini-batches over one rollout, with a clipped ratio (Schulman et al. 2017)."""
+
+from dataclasses import dataclass
+
+import torch
+
+from shoal.core.errors import ShoalError
+from shoal.learn import losses
+from shoal.learn.policy_gradient import PolicyGradient, PolicyGradientConfig, _require
+from shoal.learn.shuffle import order_plan
+
+
+@dataclass(frozen=True)
+class PPOConfig(PolicyGradientConfig):
+    """Settings of PPO."""
+
+    epochs: int = 4
+    """Passes over each rollout."""
+    minibatches: int = 4
+    """Mini-batches per pass; the rollout's samples must divide evenly."""
+    clip: float = 0.2
+    """How far the ratio of new to old probability may move."""
+    clip_value: float | None = None
+    """How far the value may move from its old one (none: no limit)."""
+    target_kl: float | None = None
+    """Stop learning from a rollout once the KL divergence from the old policy exceeds this (none: never)."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        _require("epochs", self.epochs, self.epochs >= 1, "at least 1")
+        _require("minibatches", self.minibatches, self.minibatches >= 1, "at least 1")
+        _require("clip", self.clip, self.clip > 0, "above 0")
+
+    def check_samples(self, samples: int) -> None:
+        if samples % self.minibatches:
+            raise ShoalError(
+                f"A rollout of {samples} samples (num-envs x agents x rollout) does not divide into "
+                f"{self.minibatches} mini-batches; change --num-envs, --rollout or --minibatches."
+            )
+
+
+class PPO(PolicyGradient):
+    """Proximal policy optimisation."""
+
+    metric_names = ("loss", "policy_gradient_loss", "value_loss", "entropy_loss", "approx_kl", "clip_fraction")
+    config: PPOConfig
+
+    def __init__(self, policy, rollout, config: PPOConfig, seed: int = 0, compiled: bool = False, bf16: bool = False):
+        super().__init__(policy, rollout, config, seed, compiled, bf16)
+        self.order = torch.zeros(rollout.samples, dtype=torch.int32, device=self.device)
+        self._shuffles = [order_plan(self.order, seed, epoch, self.updates) for epoch in range(config.epochs)]
+
+    def _losses_eager(self, pick: torch.Tensor | None) -> dict[str, torch.Tensor]:
+        c = self.config
+        log_prob, entropy, value, advantage, target, weight = self._evaluate(pick)
+        old_log_prob = self._old_log_probs if pick is None else self._old_log_probs[pick]
+        policy_loss = losses.clipped_policy_loss(log_prob, old_log_prob, advantage, c.clip, weight)
+        if c.clip_value is None:
+            value_loss = losses.value_loss(value, target, weight)
+        else:
+            old_value = self.value[:-1].flatten()
+            old_value = old_value if pick is None else old_value[pick]
+            value_loss = losses.clipped_value_loss(value, old_value, target, c.clip_value, weight)
+        entropy_loss = -losses.weighted_mean(entropy, weight)
+        loss = policy_loss + c.value_weight * value_loss + c.entropy * entropy_loss
+        with torch.no_grad():
+            kl = losses.approximate_kl(log_prob, old_log_prob, weight)
+            clipped = losses.clip_fraction(log_prob, old_log_prob, c.clip, weight)
+        return dict(
+            loss=loss,
+            policy_gradient_loss=policy_loss,
+            value_loss=value_loss,
+            entropy_loss=entropy_loss,
+            approx_kl=kl,
+            clip_fraction=clipped,
+        )
+
+    def _learn(self) -> None:
+        go = torch.ones((), device=self.device)
+        size = self.order.shape[0] // self.config.minibatches
+        for shuffle in self._shuffles:
+            shuffle()
+            for pick in self.order.split(size):
+                found = self._losses(pick)
+                if self.config.target_kl is not None:
+                    # A flag on the device instead of a branch: the steps that follow change nothing.
+                    go = go * (found["approx_kl"] <= self.config.target_kl)
+                self._descend(found, go)

@@ -1,0 +1,124 @@
+"""Heads: from features to a distribution over actions, for each of the three kinds of action space.
+
+A head turns noise into actions itself: the noise is drawn before, keyed by env and step, so that what an env does
+does not depend on the batch it is in. Parameters of a distribution are one tensor [batch, width].
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from shoal.core.spaces import Box, Discrete, MultiDiscrete, Space
+from shoal.policy.mlp import orthogonal
+
+MASKED = -1e9
+"""Logit of a choice that is not allowed: its probability is exactly 0 in float32."""
+
+
+class CategoricalHead(nn.Module):
+    """Independent choices; part i is one out of `nvec[i]`. `flat` heads have one part and actions without a last axis."""
+
+    gaussian_noise = False
+
+    def __init__(self, features: int, nvec: tuple[int, ...], flat: bool):
+        super().__init__()
+        self.nvec = nvec
+        self.flat = flat
+        self.noise_width = len(nvec)
+        self.linear = orthogonal(nn.Linear(features, sum(nvec)), 0.01)
+
+    def forward(self, features: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        logits = self.linear(features).float()
+        return logits if mask is None else torch.where(mask, logits, MASKED)
+
+    def _parts(self, logits: torch.Tensor) -> list[torch.Tensor]:
+        parts = [logits] if len(self.nvec) == 1 else list(logits.split(self.nvec, dim=-1))
+        return [torch.log_softmax(part, dim=-1) for part in parts]
+
+    def sample(self, params: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Actions and their log-probabilities by the inverse of the cumulative distribution; noise is in [0, 1)."""
+        actions, total = [], torch.zeros_like(noise[..., 0])
+        for i, log_probs in enumerate(self._parts(params)):
+            cumulative = log_probs.exp().cumsum(dim=-1)
+            # Scaled by the last entry, the noise stays below it: a masked choice, of probability 0, is never taken.
+            level = noise[..., i : i + 1] * cumulative[..., -1:]
+            choice = (cumulative <= level).sum(dim=-1, keepdim=True)
+            total = total + log_probs.gather(-1, choice).squeeze(-1)
+            actions.append(choice)
+        return self._join(actions), total
+
+    def mode(self, params: torch.Tensor) -> torch.Tensor:
+        """The most likely actions."""
+        return self._join([part.argmax(dim=-1, keepdim=True) for part in self._parts(params)])
+
+    def log_prob_and_entropy(self, params: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.flat:
+            action = action.unsqueeze(-1)
+        log_prob = entropy = torch.zeros_like(params[..., 0])
+        for i, log_probs in enumerate(self._parts(params)):
+            log_prob = log_prob + log_probs.gather(-1, action[..., i : i + 1].long()).squeeze(-1)
+            entropy = entropy - (log_probs.exp() * log_probs).sum(dim=-1)
+        return log_prob, entropy
+
+    def to_world(self, action: torch.Tensor) -> torch.Tensor:
+        """What the world receives for an action of this head."""
+        return action
+
+    def _join(self, choices: list[torch.Tensor]) -> torch.Tensor:
+        action = choices[0] if len(choices) == 1 else torch.cat(choices, dim=-1)
+        return (action.squeeze(-1) if self.flat else action).to(torch.int32)
+
+
+class GaussianHead(nn.Module):
+    """A diagonal normal distribution with a spread that does not depend on the state.
+
+    Its unit is half the range of the action space: 0 is the middle, 1 the upper bound. The world receives the
+    action scaled and clipped; the log-probability is that of the action before clipping.
+    """
+
+    gaussian_noise = True
+
+    def __init__(self, features: int, space: Box, log_std: float):
+        super().__init__()
+        self.space = space
+        self.noise_width = space.size
+        self.mean = orthogonal(nn.Linear(features, space.size), 0.01)
+        self.log_std = nn.Parameter(torch.full((space.size,), log_std))
+
+    def forward(self, features: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        mean = self.mean(features).float()
+        return torch.cat([mean, self.log_std.expand_as(mean)], dim=-1)
+
+    def sample(self, params: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        mean, log_std = params.chunk(2, dim=-1)
+        action = mean + log_std.exp() * noise
+        log_prob = (-0.5 * noise.square() - log_std - 0.5 * math.log(2.0 * math.pi)).sum(dim=-1)
+        return action.unflatten(-1, self.space.shape), log_prob
+
+    def mode(self, params: torch.Tensor) -> torch.Tensor:
+        return params.chunk(2, dim=-1)[0].unflatten(-1, self.space.shape)
+
+    def log_prob_and_entropy(self, params: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        mean, log_std = params.chunk(2, dim=-1)
+        deviation = (action.flatten(-len(self.space.shape)) - mean) * torch.exp(-log_std)
+        log_prob = (-0.5 * deviation.square() - log_std - 0.5 * math.log(2.0 * math.pi)).sum(dim=-1)
+        entropy = (log_std + 0.5 * math.log(2.0 * math.pi * math.e)).sum(dim=-1)
+        return log_prob, entropy
+
+    def to_world(self, action: torch.Tensor) -> torch.Tensor:
+        space = self.space
+        if space.bounded:
+            middle, half = (space.high + space.low) / 2.0, (space.high - space.low) / 2.0
+            action = middle + half * action
+        return action.clamp(space.low, space.high)
+
+
+def make_head(space: Space, features: int, log_std: float) -> Any:
+    """The head for an action space."""
+    if isinstance(space, Discrete):
+        return CategoricalHead(features, (space.n,), flat=True)
+    if isinstance(space, MultiDiscrete):
+        return CategoricalHead(features, space.nvec, flat=False)
+    return GaussianHead(features, space, log_std)

@@ -1,0 +1,46 @@
+"""Running means and variances that can be merged: of observations, and of returns to scale rewards by."""
+
+import torch
+from torch import nn
+
+
+class RunningMoments(nn.Module):
+    """Mean and variance of everything seen so far, per element of `shape`."""
+
+    mean: torch.Tensor
+    var: torch.Tensor
+    count: torch.Tensor
+
+    def __init__(self, shape: tuple[int, ...] = ()):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("var", torch.ones(shape))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    @torch.no_grad()
+    def merge(self, batch: torch.Tensor, weight: torch.Tensor | None = None) -> None:
+        """Take in a batch [n, *shape], in place and without reading anything on the host.
+
+        `weight` [n] of 0 and 1 leaves rows out. Chan et al. 1983, with the counts in float64.
+        """
+        batch = batch.float()
+        if weight is None:
+            n = torch.full_like(self.count, batch.shape[0])
+            mean = batch.mean(dim=0)
+            var = (batch - mean).square().mean(dim=0)
+        else:
+            w = weight.float().view(-1, *[1] * (batch.ndim - 1))
+            n = weight.sum(dtype=torch.float64)
+            safe = n.clamp(min=1.0).float()
+            mean = (batch * w).sum(dim=0) / safe
+            var = ((batch - mean).square() * w).sum(dim=0) / safe
+        total = (self.count + n).clamp(min=1.0)
+        share = (n / total).float()
+        shift = mean - self.mean
+        self.var.copy_(self.var * (1.0 - share) + var * share + shift.square() * share * (1.0 - share))
+        self.mean.add_(shift * share)
+        self.count.add_(n)
+
+    def scale(self) -> torch.Tensor:
+        """One over the standard deviation."""
+        return torch.rsqrt(self.var + 1e-8)

@@ -1,0 +1,55 @@
+"""The bundled worlds. Only names and one line each live here, so that listing them needs neither torch nor Warp."""
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+from shoal.core.errors import ShoalError, unknown
+
+WORLDS: dict[str, tuple[str, str, str]] = {
+    "acrobot": ("shoal.worlds.acrobot", "Acrobot", "Swing the foot of a two-link arm above the bar."),
+    "cartpole": ("shoal.worlds.cartpole", "CartPole", "Balance a pole on a cart."),
+    "mountain-car": ("shoal.worlds.mountain_car", "MountainCar", "Rock a weak car out of a valley."),
+    "mountain-car-continuous": (
+        "shoal.worlds.mountain_car_continuous",
+        "MountainCarContinuous",
+        "Rock a weak car out of a valley, sparing fuel.",
+    ),
+    "pendulum": ("shoal.worlds.pendulum", "Pendulum", "Swing a pendulum up and hold it there."),
+}
+"""Name -> module, class, one line."""
+
+
+def world_class(name: str) -> Any:
+    """The class behind a name: a bundled world, or a user's own as `my_world.py:Chase`."""
+    if ":" in name:
+        return load_object(name, "world")
+    if name not in WORLDS:
+        raise unknown("world", name, WORLDS)
+    module, attribute, _ = WORLDS[name]
+    return getattr(importlib.import_module(module), attribute)
+
+
+def load_object(path: str, kind: str) -> Any:
+    """What `FILE.py:NAME` or `package.module:NAME` names."""
+    place, _, attribute = path.rpartition(":")
+    if place.endswith(".py"):
+        file = Path(place).resolve()
+        if not file.is_file():
+            raise ShoalError(f"There is no file {place!r} to load the {kind} {attribute!r} from.")
+        name = f"shoal_user_{file.stem}"
+        spec = importlib.util.spec_from_file_location(name, file)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module  # Warp looks a function's module up there
+        spec.loader.exec_module(module)
+    else:
+        try:
+            module = importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            raise ShoalError(f"The {kind} {path!r} cannot be loaded: {error}.") from None
+    if not hasattr(module, attribute):
+        raise unknown(f"{kind} in {place}", attribute, [n for n in vars(module) if not n.startswith("_")])
+    return getattr(module, attribute)

@@ -1,0 +1,102 @@
+"""CartPole."""
+
+from dataclasses import dataclass
+
+import warp as wp
+
+from shoal.core import Box, Discrete, Field, Group, KernelWorld, Random, sincos, uniform4
+
+
+@wp.func
+def push(
+    env: int,
+    force: float,
+    action: wp.array[int],
+    x: wp.array[float],
+    speed: wp.array[float],
+    angle: wp.array[float],
+    spin: wp.array[float],
+    reward: wp.array[float],
+    terminated: wp.array[wp.bool],
+):
+    """Euler's method with Gymnasium's constants: cart 1 kg, pole 0.1 kg and half a metre to its centre, 20 ms."""
+    f = wp.where(action[env] == 1, force, -force)
+    sine, cosine = sincos(angle[env])
+    temp = (f + 0.05 * spin[env] * spin[env] * sine) / 1.1
+    spin_change = (9.8 * sine - cosine * temp) / (0.5 * (4.0 / 3.0 - 0.1 * cosine * cosine / 1.1))
+    speed_change = temp - 0.05 * spin_change * cosine / 1.1
+    x[env] = x[env] + 0.02 * speed[env]
+    speed[env] = speed[env] + 0.02 * speed_change
+    angle[env] = angle[env] + 0.02 * spin[env]
+    spin[env] = spin[env] + 0.02 * spin_change
+    reward[env] = 1.0
+    terminated[env] = wp.abs(x[env]) > 2.4 or wp.abs(angle[env]) > 0.20943951
+
+
+@wp.func
+def stand_up(
+    env: int,
+    rng: Random,
+    x: wp.array[float],
+    speed: wp.array[float],
+    angle: wp.array[float],
+    spin: wp.array[float],
+):
+    start = uniform4(rng, 0, -0.05, 0.05)
+    x[env] = start[0]
+    speed[env] = start[1]
+    angle[env] = start[2]
+    spin[env] = start[3]
+
+
+@wp.func
+def look(
+    env: int,
+    x: wp.array[float],
+    speed: wp.array[float],
+    angle: wp.array[float],
+    spin: wp.array[float],
+    observation: wp.array[wp.vec4],
+):
+    observation[env] = wp.vec4(x[env], speed[env], angle[env], spin[env])
+
+
+class CartPole(KernelWorld):
+    """Balance a pole on a cart that can be pushed left and right (Gymnasium's CartPole-v1).
+
+    | | |
+    |---|---|
+    | observation | cart position [m] and speed [m/s], pole angle [rad] and spin [rad/s] |
+    | action | 0 push left, 1 push right |
+    | reward | 1 per step |
+    | end | terminated beyond 2.4 m or 12 degrees, truncated after `max_steps` |
+    """
+
+    @dataclass(frozen=True)
+    class Config:
+        max_steps: int = 500
+        """Steps before an episode is truncated."""
+        force: float = 10.0
+        """Force of a push [N]."""
+
+    state = dict(
+        x=Field(float, unit="m"),
+        speed=Field(float, unit="m/s"),
+        angle=Field(float, unit="rad"),
+        spin=Field(float, unit="rad/s"),
+    )
+    groups = (Group("cart", observation=Box(4), action=Discrete(2)),)
+    step, reset, observe = push, stand_up, look
+    settings = dict(
+        cpu=dict(total_steps=1_000_000, num_envs=256, rollout=32, lr=2.5e-3, minibatches=4, epochs=4),
+        gpu=dict(total_steps=20_000_000, num_envs=4096, rollout=32, lr=2.5e-3, minibatches=4, epochs=4),
+    )
+
+    def picture(self, canvas, env):
+        x, angle = float(self.store.x[env]), float(self.store.angle[env])
+        canvas.view(-3.0, 3.0, -0.8, 1.6)
+        canvas.line([(-2.4, 0.0), (2.4, 0.0)], "grey", 0.02)
+        canvas.box((x, 0.0), 0.5, 0.3, "ink")
+        tip = (x + canvas.sin(angle), canvas.cos(angle))
+        canvas.line([(x, 0.0), tip], "orange", 0.1)
+        canvas.disc((x, 0.0), 0.06, "grey")

@@ -1,0 +1,58 @@
+"""MountainCarContinuous."""
+
+from dataclasses import dataclass
+
+import warp as wp
+
+from shoal.core import Box, Field, Group, KernelWorld
+from shoal.worlds.mountain_car import draw_valley, look, park, roll
+
+
+@wp.func
+def drive(
+    env: int,
+    goal_speed: float,
+    action: wp.array2d[float],
+    position: wp.array[float],
+    speed: wp.array[float],
+    reward: wp.array[float],
+    terminated: wp.array[wp.bool],
+):
+    force = wp.clamp(action[env, 0], -1.0, 1.0)
+    p, v = roll(position[env], speed[env], 0.0015 * force)
+    position[env] = p
+    speed[env] = v
+    arrived = p >= 0.45 and v >= goal_speed
+    reward[env] = wp.where(arrived, 100.0, 0.0) - 0.1 * action[env, 0] * action[env, 0]
+    terminated[env] = arrived
+
+
+class MountainCarContinuous(KernelWorld):
+    """Rock a weak car out of a valley, sparing fuel (Gymnasium's MountainCarContinuous-v0).
+
+    | | |
+    |---|---|
+    | observation | position and speed |
+    | action | force within 1 |
+    | reward | 100 at the flag, less 0.1 force^2 per step |
+    | end | terminated at position 0.45, truncated after `max_steps` |
+    """
+
+    @dataclass(frozen=True)
+    class Config:
+        max_steps: int = 999
+        """Steps before an episode is truncated."""
+        goal_speed: float = 0.0
+        """Least speed at the flag for the episode to end."""
+
+    name = "mountain-car-continuous"
+    state = dict(position=Field(float), speed=Field(float, unit="1/step"))
+    groups = (Group("car", observation=Box(2), action=Box(1, -1.0, 1.0)),)
+    step, reset, observe = drive, park, look
+    settings = dict(
+        cpu=dict(total_steps=3_000_000, num_envs=256, rollout=32),
+        gpu=dict(total_steps=40_000_000, num_envs=4096, rollout=32),
+    )
+
+    def picture(self, canvas, env):
+        draw_valley(canvas, float(self.store.position[env]), 0.45)

@@ -1,0 +1,71 @@
+"""Pendulum."""
+
+from dataclasses import dataclass
+
+import warp as wp
+
+from shoal.core import Box, Field, Group, KernelWorld, Random, sincos, uniform4, wrap_angle
+
+
+@wp.func
+def swing(
+    env: int,
+    gravity: float,
+    action: wp.array2d[float],
+    angle: wp.array[float],
+    spin: wp.array[float],
+    reward: wp.array[float],
+):
+    """Semi-implicit Euler with Gymnasium's constants: 1 kg, 1 m, 50 ms, torque within 2 N m, spin within 8 rad/s."""
+    torque = wp.clamp(action[env, 0], -2.0, 2.0)
+    upright = wrap_angle(angle[env])
+    reward[env] = -(upright * upright + 0.1 * spin[env] * spin[env] + 0.001 * torque * torque)
+    sine, _cosine = sincos(angle[env])
+    spin[env] = wp.clamp(spin[env] + (1.5 * gravity * sine + 3.0 * torque) * 0.05, -8.0, 8.0)
+    angle[env] = angle[env] + spin[env] * 0.05
+
+
+@wp.func
+def hang(env: int, rng: Random, angle: wp.array[float], spin: wp.array[float]):
+    start = uniform4(rng, 0, -1.0, 1.0)
+    angle[env] = 3.1415927 * start[0]
+    spin[env] = start[1]
+
+
+@wp.func
+def look(env: int, angle: wp.array[float], spin: wp.array[float], observation: wp.array[wp.vec3]):
+    sine, cosine = sincos(angle[env])
+    observation[env] = wp.vec3(cosine, sine, spin[env])
+
+
+class Pendulum(KernelWorld):
+    """Swing a pendulum up and hold it there with a weak motor (Gymnasium's Pendulum-v1).
+
+    | | |
+    |---|---|
+    | observation | cosine and sine of the angle (0 is upright), spin [rad/s] |
+    | action | torque within 2 [N m] |
+    | reward | -(angle^2 + 0.1 spin^2 + 0.001 torque^2) |
+    | end | truncated after `max_steps` |
+    """
+
+    @dataclass(frozen=True)
+    class Config:
+        max_steps: int = 200
+        """Steps before an episode is truncated."""
+        gravity: float = 10.0
+        """Acceleration of gravity [m/s^2]."""
+
+    state = dict(angle=Field(float, unit="rad"), spin=Field(float, unit="rad/s"))
+    groups = (Group("pendulum", observation=Box(3), action=Box(1, -2.0, 2.0)),)
+    step, reset, observe = swing, hang, look
+    settings = dict(
+        cpu=dict(total_steps=2_000_000, num_envs=128, rollout=64),
+        gpu=dict(total_steps=20_000_000, num_envs=2048, rollout=32),
+    )
+
+    def picture(self, canvas, env):
+        angle = float(self.store.angle[env])
+        canvas.view(-1.8, 1.8, -1.3, 1.3)
+        canvas.line([(0.0, 0.0), (-canvas.sin(angle), canvas.cos(angle))], "orange", 0.16)
+        canvas.disc((0.0, 0.0), 0.07, "ink")
