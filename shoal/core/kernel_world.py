@@ -15,7 +15,7 @@ import warp as wp
 from shoal.core import kernels
 from shoal.core.errors import ShoalError
 from shoal.core.kernels import Call
-from shoal.core.launch import Plan, init_warp
+from shoal.core.launch import Plan, init_warp, torch_stream
 from shoal.core.random import Random, normal, uniform
 from shoal.core.spaces import Box
 from shoal.core.store import Field, Store
@@ -116,33 +116,50 @@ class KernelWorld(World):
         into: Outputs | None = None,
         hold: torch.Tensor | None = None,
     ) -> Outputs:
-        if not self._started:
-            raise ShoalError(f"{self.name}: step() before reset() or after close(); call reset(seed) first.")
+        self._require_started()
         actions = self.by_group(actions)
-        routes = {self._names[g, "action"]: tensor for g, tensor in actions.items()}
-        routes.update(into.tensors(self._names) if into else {})
-        key = (hold is not None, *((name, t.data_ptr()) for name, t in routes.items()))
         if into is None:
+            # The plan is bound to the world's own arrays: a caller's actions, new tensors each time, are copied there.
             self.check_actions(actions, self.checked)
-        elif key not in self._plans:
-            self.check_actions(actions, values=False)
+            for group, tensor in actions.items():
+                self.store[self._names[group, "action"]].copy_(tensor)
         if hold is not None:
             self.store.active.copy_(~hold)
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = self._plan(self._stages(holding=hold is not None), routes)
-            if into is not None or self.device.type == "cpu":
-                self._remember(key, plan)
-        plan()
+        self._step_plan(actions, into, hold is not None)()
         self.outputs = into or self._own_outputs()
         return self.outputs
+
+    def play(self, actions: Mapping[str, torch.Tensor]) -> Plan:
+        """A plan that takes actions [steps, env, agent, ...] one after the other, whatever happens: no policy.
+
+        Since nobody looks in between, CPU threads run through all steps of their envs without waiting for others.
+        """
+        self._require_started()
+        out = self._own_outputs()
+        rows = [dict(zip(actions, row, strict=True)) for row in zip(*actions.values(), strict=True)]
+        return Plan.joined([self._step_plan(row, out, False) for row in rows])
+
+    def _step_plan(self, actions: Mapping[str, torch.Tensor], into: Outputs | None, holding: bool) -> Plan:
+        routes: dict[str, torch.Tensor] = {}
+        if into is not None:
+            routes = into.tensors(self._names)
+            routes.update({self._names[g, "action"]: tensor for g, tensor in actions.items()})
+        key = (holding, *((name, t.data_ptr()) for name, t in routes.items()))
+        if key not in self._plans:
+            self.check_actions(actions, values=False)
+            self._plans[key] = self._plan(self._stages(holding), routes)
+        return self._plans[key]
+
+    def _require_started(self) -> None:
+        if not self._started:
+            raise ShoalError(f"{self.name}: step() before reset() or after close(); call reset(seed) first.")
 
     def restart(self, mask: torch.Tensor) -> None:
         self.store.ended.copy_(mask)
         routes = self.outputs.tensors(self._names)
         key = ("restart", *((name, t.data_ptr()) for name, t in routes.items()))
         if key not in self._plans:
-            self._remember(key, self._plan(self._restart_stages(), routes))
+            self._plans[key] = self._plan(self._restart_stages(), routes)
         self._plans[key]()
 
     def close(self) -> None:
@@ -197,8 +214,7 @@ class KernelWorld(World):
             for name, item in _group_fields(g).items():
                 qualified = name if len(self.groups) == 1 else f"{g.name}_{name}"
                 self._names[g.name, name] = qualified
-                if item is not None:
-                    add(qualified, item)
+                add(qualified, item)
         for name, item in self.state.items():
             add(name, item)
 
@@ -215,14 +231,8 @@ class KernelWorld(World):
         return values
 
     def _provided(self) -> dict[str, Any]:
-        """What a parameter may name: arrays of the store, settings, and the actions."""
-        actions = {
-            self._names[g.name, "action"]: torch.empty(
-                (self.num_envs, g.agents, *g.action.shape), dtype=g.action.dtype, device=self.device
-            )
-            for g in self.groups
-        }
-        return {**self.store.tensors, **self._settings, **actions}
+        """What a parameter may name: arrays of the store and settings."""
+        return {**self.store.tensors, **self._settings}
 
     def _own_outputs(self) -> Outputs:
         store = self.store
@@ -348,16 +358,9 @@ class KernelWorld(World):
         flush()
         return plan
 
-    def _remember(self, key: tuple, plan: Plan) -> None:
-        if len(self._plans) > 4096:  # a caller that makes new tensors for ever must not grow this for ever
-            self._plans.clear()
-        self._plans[key] = plan
-
     def _draw(self, shape: tuple[int, ...], stream: int, gaussian: bool) -> torch.Tensor:
         out = torch.empty(self.num_envs, *shape, device=self.device)
         flat = out.view(self.num_envs, -1)
-        from shoal.core.launch import torch_stream
-
         s = self.store
         stream_of = torch_stream(self.device) if self.device.type == "cuda" else None
         sources = [wp.from_torch(s[n], dtype=wp.uint64 if n == "seed" else int) for n in kernels.RNG_SOURCES]
@@ -480,11 +483,11 @@ def draw_kernel(
         out[env, i] = uniform(rng, stream + i, 0.0, 1.0)
 
 
-def _group_fields(g: Group) -> dict[str, Field | None]:
-    """The standard fields of a group; None marks one that the caller brings (the action)."""
+def _group_fields(g: Group) -> dict[str, Field]:
+    """The standard fields of a group."""
     observation = _field_of(g.observation, g.agents)
-    found: dict[str, Field | None] = {
-        "action": None,
+    found = {
+        "action": Field(float if isinstance(g.action, Box) else int, (g.agents, *g.action.shape)),
         "observation": observation,
         "final_observation": observation,
         "reward": Field(float, (g.agents,)),

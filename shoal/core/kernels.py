@@ -19,6 +19,9 @@ from shoal.core.errors import ShoalError, unknown
 from shoal.core.random import Random, random_at
 from shoal.core.store import Field
 
+ENVS_PER_BLOCK = 4096
+"""Envs that one task of a CPU launch covers: few enough that their arrays stay in the cache."""
+
 RNG_SOURCES = ("seed", "env_id", "episode", "step_count")
 """The arrays that the parameter `rng` is made of."""
 
@@ -208,14 +211,16 @@ def _cuda_body(calls: list[Call], argument: Callable[[str, Any], str]) -> list[s
 
 
 def _cpu_body(calls: list[Call], argument: Callable[[str, Any], str]) -> list[str]:
-    # The loop starts at a literal 0 and counts up by one, so that the compiler can prove every index to be
-    # non-negative (Warp wraps negative ones) and vectorise. wp.tid() is 0: it selects Warp's contiguous-array variant.
-    lines = ["last = count + wp.tid()"]
+    # One task is a block of envs, few enough to stay in the cache from one loop to the next. The compiler vectorises a
+    # loop only if it can prove every index to be non-negative (Warp wraps negative ones): hence the test of `first`.
+    lines = [f"first = wp.tid() * {ENVS_PER_BLOCK}", f"last = wp.min(first + {ENVS_PER_BLOCK}, count)"]
+    lines.append("if first < 0:")
+    lines.append("    return")
     for (when, agents), run in groupby(enumerate(calls), key=lambda item: (item[1].when, item[1].agents)):
         calls_here = list(run)
         # Each per-agent call has a loop of its own: it may read what the call before it wrote for other agents.
         for part in [[c] for c in calls_here] if agents else [calls_here]:
-            lines += ["env = int(0)", "while env < last:"]
+            lines += ["env = int(first)", "while env < last:"]
             pad = "    "
             if when:
                 lines.append(pad + _guard(when, argument))

@@ -10,11 +10,8 @@ from typing import Any
 import torch
 import warp as wp
 
-from shoal.core.kernels import Call, Program, build, fit_shape
+from shoal.core.kernels import ENVS_PER_BLOCK, Call, Program, build, fit_shape
 from shoal.core.store import warp_view
-
-ENVS_PER_SLICE = 8192
-"""Envs that one CPU launch covers: enough to hide the launch, few enough that their arrays stay in the cache."""
 
 ENVS_PER_THREAD = 4096
 """Below this many envs a second CPU thread costs more than it brings."""
@@ -67,13 +64,30 @@ class Whole:
     tensor: torch.Tensor
 
 
+Shares = list[list[Any]]
+"""Recorded launches, one list per CPU thread; a thread's launches touch its own envs only."""
+
+
 class Plan:
     """Kernels (and torch functions between them) with all arguments bound: calling it advances the arrays in place."""
 
     def __init__(self, device: torch.device, num_envs: int):
         self.device = device
         self.num_envs = num_envs
-        self.steps: list[Callable[[], None]] = []
+        self.steps: list[Callable[[], None] | Shares] = []
+
+    @classmethod
+    def joined(cls, plans: "list[Plan]") -> "Plan":
+        """Several plans over the same envs as one: between them, CPU threads need not wait for one another."""
+        whole = cls(plans[0].device, plans[0].num_envs)
+        for plan in plans:
+            for step in plan.steps:
+                last = whole.steps[-1] if whole.steps else None
+                if isinstance(step, list) and isinstance(last, list) and len(step) == len(last):
+                    whole.steps[-1] = [mine + more for mine, more in zip(last, step, strict=True)]
+                else:
+                    whole.steps.append(step)
+        return whole
 
     def add_function(self, function: Callable[[], None]) -> None:
         """Append work done with torch on the whole batch."""
@@ -105,31 +119,34 @@ class Plan:
         self.steps.append(lambda: command.launch(torch_stream(self.device)))
 
     def _add_cpu(self, program: Program, arguments: dict[str, Any]) -> None:
+        # One launch per thread: each return to Python would have to wait for the interpreter's lock.
         threads = max(1, min(cpu_threads(), self.num_envs // ENVS_PER_THREAD))
-        slices = max(threads, -(-self.num_envs // ENVS_PER_SLICE))
-        slices = -(-slices // threads) * threads
-        bounds = [self.num_envs * i // slices for i in range(slices + 1)]
-        commands = []
+        bounds = [self.num_envs * i // threads for i in range(threads + 1)]
+        shares: Shares = []
         for start, stop in zip(bounds, bounds[1:], strict=False):
             inputs = self._bind(program, arguments, slice(start, stop))
-            commands.append(wp.launch(program.kernel, 1, inputs, device="cpu", record_cmd=True))
-        shares = [commands[i::threads] for i in range(threads)]
-
-        def run(share: list[Any]) -> None:
-            for command in share:
-                command.launch()
-
-        def run_all() -> None:
-            waiting = [_threads().submit(run, share) for share in shares[1:]]
-            run(shares[0])
-            for task in waiting:
-                task.result()
-
-        self.steps.append(run_all if threads > 1 else lambda: run(commands))
+            blocks = -(-(stop - start) // ENVS_PER_BLOCK)
+            shares.append([wp.launch(program.kernel, blocks, inputs, device="cpu", record_cmd=True)])
+        self.steps.append(shares)
 
     def __call__(self) -> None:
         for step in self.steps:
-            step()
+            if isinstance(step, list):
+                _run_shares(step)
+            else:
+                step()
+
+
+def _run_share(commands: list[Any]) -> None:
+    for command in commands:
+        command.launch()
+
+
+def _run_shares(shares: Shares) -> None:
+    waiting = [_threads().submit(_run_share, share) for share in shares[1:]]
+    _run_share(shares[0])
+    for task in waiting:
+        task.result()
 
 
 def bind(

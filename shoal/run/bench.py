@@ -1,0 +1,216 @@
+"""Measuring: stepping alone, rollouts alone, and end to end, over a range of env counts."""
+
+import json
+import platform
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import warp as wp
+
+from shoal.core.errors import ShoalError
+from shoal.core.graph import WARM_UP_CALLS, Graphed
+from shoal.core.launch import Plan, Whole, bind, cpu_threads
+from shoal.core.random import philox, unit_float, vec4u
+from shoal.core.spaces import Box, Discrete
+from shoal.core.world import World
+from shoal.run.config import Job, should_compile, use_bf16
+from shoal.run.trainer import Trainer
+from shoal.worlds import world_class
+
+STEPS_PER_CALL = 32
+
+
+@wp.func
+def random_choices(
+    env: int,
+    n: int,
+    block: int,
+    counter: wp.array[int],
+    a: wp.array[int],
+    b: wp.array[int],
+    c: wp.array[int],
+    d: wp.array[int],
+):
+    """Uniform choices out of n for four rows of actions, all from one draw."""
+    words = philox(vec4u(wp.uint32(env), wp.uint32(counter[0]), wp.uint32(block), wp.uint32(n)), wp.uint64(1))
+    a[env] = int((wp.uint64(words[0]) * wp.uint64(n)) >> wp.uint64(32))
+    b[env] = int((wp.uint64(words[1]) * wp.uint64(n)) >> wp.uint64(32))
+    c[env] = int((wp.uint64(words[2]) * wp.uint64(n)) >> wp.uint64(32))
+    d[env] = int((wp.uint64(words[3]) * wp.uint64(n)) >> wp.uint64(32))
+
+
+@wp.func
+def random_floats(
+    env: int,
+    low: float,
+    high: float,
+    block: int,
+    counter: wp.array[int],
+    a: wp.array[float],
+    b: wp.array[float],
+    c: wp.array[float],
+    d: wp.array[float],
+):
+    """Uniform numbers in [low, high) for four rows of actions, all from one draw."""
+    words = philox(vec4u(wp.uint32(env), wp.uint32(counter[0]), wp.uint32(block), wp.uint32(0)), wp.uint64(1))
+    a[env] = low + (high - low) * unit_float(words[0])
+    b[env] = low + (high - low) * unit_float(words[1])
+    c[env] = low + (high - low) * unit_float(words[2])
+    d[env] = low + (high - low) * unit_float(words[3])
+
+
+def random_actions(world: World) -> tuple[torch.Tensor, Callable[[], None]]:
+    """STEPS_PER_CALL rows of actions for a world of one group, and a function that draws them anew."""
+    if len(world.groups) > 1:
+        raise ShoalError(f"{world.name} has several groups; stepping alone is measured for worlds with one.")
+    group = world.groups[0]
+    space = group.action
+    shape = (STEPS_PER_CALL, world.num_envs, group.agents, *space.shape)
+    actions = torch.zeros(shape, dtype=space.dtype, device=world.device)
+    counter = torch.zeros(1, dtype=torch.int32, device=world.device)
+    rows = actions.flatten(1)
+    function, limits = random_choices, dict[str, Any](n=space.n if isinstance(space, Discrete) else 0)
+    if isinstance(space, Box):
+        low, high = (space.low, space.high) if space.bounded else (-1.0, 1.0)
+        function, limits = random_floats, dict(low=low, high=high)
+    elif not isinstance(space, Discrete):
+        limits = dict(n=min(space.nvec))
+    plans = []
+    for block in range(STEPS_PER_CALL // 4):
+        four = dict(zip("abcd", rows[4 * block : 4 * block + 4], strict=True))
+        arguments = dict(block=block, counter=Whole(counter), **limits, **four)
+        plans.append(bind("actions", function, world.device, rows.shape[1], arguments))
+    whole = Plan.joined(plans)
+
+    def draw() -> None:
+        whole()
+        counter.add_(1)
+
+    return actions, draw
+
+
+def measure(call: Callable[[], None], device: torch.device, seconds: float) -> float:
+    """Seconds per call: the median over at least five slices, after warming up."""
+    for _ in range(WARM_UP_CALLS + 2):
+        call()
+    _wait(device)
+    start = time.perf_counter()
+    call()
+    _wait(device)
+    once = time.perf_counter() - start
+    per_slice = max(1, int(seconds / 7.0 / max(once, 1e-7)))
+    slices = []
+    for _ in range(7):
+        start = time.perf_counter()
+        for _ in range(per_slice):
+            call()
+        _wait(device)
+        slices.append((time.perf_counter() - start) / per_slice)
+    return sorted(slices)[len(slices) // 2]
+
+
+def bench_stepping(job: Job, num_envs: int, seconds: float) -> dict[str, Any]:
+    """Env steps per second with random actions drawn on the device, no policy."""
+    world = world_class(job.world)(num_envs, job.train.device, job.world_config)
+    world.reset(job.train.seed)
+    actions, draw = random_actions(world)
+    play = world.play({world.groups[0].name: actions})
+
+    def run() -> None:
+        draw()
+        play()
+
+    call = Graphed(run, world.device, job.train.graph)
+    per_call = measure(call, world.device, seconds)
+    steps = num_envs * STEPS_PER_CALL / per_call
+    return _row(job, "stepping", num_envs, world, steps_per_second=steps)
+
+
+def bench_training(job: Job, seconds: float) -> dict[str, Any]:
+    """Env steps per second of rollouts alone and end to end, with the start-up time until the first replay."""
+    start = time.perf_counter()
+    trainer = Trainer(job)
+    for _ in range(WARM_UP_CALLS + 1):
+        trainer.iterate()
+    _wait(trainer.world.device)
+    start_up = time.perf_counter() - start
+    rollout = measure(trainer.collect, trainer.world.device, seconds / 2.0)
+    both = measure(trainer.iterate, trainer.world.device, seconds)
+    update = measure(trainer.learn, trainer.world.device, seconds / 2.0)
+    steps = job.train.steps_per_iteration
+    return _row(
+        job,
+        "training",
+        job.train.num_envs,
+        trainer.world,
+        steps_per_second=steps / both,
+        rollout_only=steps / rollout,
+        rollout_ms=rollout * 1e3,
+        update_ms=update * 1e3,
+        iteration_ms=both * 1e3,
+        start_up_seconds=start_up,
+    )
+
+
+def _row(job: Job, kind: str, num_envs: int, world: World, **figures: float) -> dict[str, Any]:
+    config = job.train
+    agents = sum(g.agents for g in world.groups)
+    settings: dict[str, Any] = {}
+    if kind == "training":
+        settings = dict(
+            algo=config.algo,
+            rollout=config.rollout,
+            hidden=list(config.hidden),
+            activation=config.activation,
+            shared=config.shared,
+            compiled=should_compile(config),
+            bf16=use_bf16(config),
+            epochs=getattr(job.learn, "epochs", 1),
+            minibatches=getattr(job.learn, "minibatches", 1),
+        )
+    return dict(
+        bench=kind,
+        world=job.world,
+        num_envs=num_envs,
+        agents_per_env=agents,
+        **{k: round(v, 3) if v < 1000 else round(v) for k, v in figures.items()},
+        agent_steps_per_second=round(figures["steps_per_second"] * agents),
+        **settings,
+        **machine(world.device),
+    )
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """What the figures were taken on."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{_processor()} x {cpu_threads()}"
+    return dict(device=name, torch=torch.__version__, warp=wp.__version__, commit=commit())
+
+
+def commit() -> str:
+    """The checkout's commit, or "unknown" outside of one."""
+    here = Path(__file__).parent
+    asked = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True)
+    return asked.stdout.strip() or "unknown"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def save(rows: list[dict[str, Any]], path: Path) -> None:
+    """One JSON line per figure."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -1,0 +1,273 @@
+"""What a run is made of: one frozen dataclass, checked before anything is allocated, saved with the run."""
+
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from shoal.core.errors import ShoalError, unknown
+
+
+def parse_count(text: str) -> int:
+    """A whole number, also written 1e8 or 20_000."""
+    try:
+        value = float(text.replace("_", ""))
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number") from None
+    if value != int(value):
+        raise ValueError(f"{text!r} is not a whole number")
+    return int(value)
+
+
+Count = Annotated[
+    int,
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="COUNT",
+        instance_from_str=lambda args: parse_count(args[0]),
+        is_instance=lambda instance: isinstance(instance, int),
+        str_from_instance=lambda instance: [str(instance)],
+    ),
+]
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Settings of a training run. Each world ships tuned ones for CPU and for GPU."""
+
+    algo: Literal["ppo", "a2c"] = "ppo"
+    """Learner."""
+    seed: int = 1
+    """Seed of everything: the same seed, device and versions give the same numbers."""
+    total_steps: Count = 1_000_000
+    """Env steps to train for (1e8 is fine)."""
+    num_envs: Count = 256
+    """Copies of the world that are stepped together."""
+    rollout: Count = 32
+    """Steps of each env between two updates."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+    run_dir: Path | None = None
+    """Folder of this run (default: a new one under runs/)."""
+    deterministic: bool = False
+    """Make torch refuse operations that do not repeat bit for bit."""
+    policy: str = "mlp"
+    """Torso: mlp, or your own nn.Module as my_file.py:Net, built as Net(observation_shape)."""
+    hidden: tuple[int, ...] = (64, 64)
+    """Widths of the MLP's layers."""
+    activation: Literal["tanh", "relu", "elu", "silu"] = "tanh"
+    """Activation of the MLP."""
+    shared: bool = False
+    """Let policy and value share one torso."""
+    log_std: float = 0.0
+    """Logarithm of the first spread of Box actions, in halves of their range."""
+    normalise_observation: bool = False
+    """Shift and scale observations by their running mean and deviation."""
+    action_repeat: int = 1
+    """Take each action this many times."""
+    frame_stack: int = 1
+    """Show the last so many observations at once."""
+    time_limit: int | None = None
+    """Truncate episodes after this many steps, besides the world's own limit."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Compile networks and losses (auto: on a GPU, and on a CPU for runs long enough to win the time back)."""
+    graph: bool = True
+    """On a GPU, replay rollout and update as CUDA graphs."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Type of the products inside networks (auto: bf16 on a GPU, fp32 on a CPU)."""
+    eval_episodes: int = 100
+    """Episodes of each evaluation; they run at every checkpoint, in envs of their own."""
+    checkpoint_every: Count | None = None
+    """Env steps between checkpoints (default: a fifth of the run)."""
+    log_every: float = 2.0
+    """Seconds between two lines of metrics."""
+    quiet: bool = False
+    """No progress on the terminal."""
+
+    def __post_init__(self):
+        for name in ("total_steps", "num_envs", "rollout", "action_repeat", "frame_stack", "eval_episodes"):
+            if getattr(self, name) < 1:
+                raise ShoalError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}.")
+        if self.time_limit is not None and self.time_limit < 1:
+            raise ShoalError(f"--time-limit must be at least 1, got {self.time_limit}.")
+        if self.seed < 0:
+            raise ShoalError(f"--seed must not be negative, got {self.seed}.")
+        if any(width < 1 for width in self.hidden):
+            raise ShoalError(f"--hidden must hold positive widths, got {self.hidden}.")
+
+    @property
+    def steps_per_iteration(self) -> int:
+        return self.num_envs * self.rollout
+
+    @property
+    def iterations(self) -> int:
+        return -(-self.total_steps // self.steps_per_iteration)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A world by name, its settings, the run's and the learner's: everything that `shoal train` needs."""
+
+    world: str
+    train: TrainConfig
+    learn: Any
+    """Settings of the learner that `train.algo` names."""
+    world_config: Any
+    """Settings of the world: an instance of its Config."""
+
+    def to_json(self) -> str:
+        parts = {"world": self.world, "train": asdict(self.train), "learn": asdict(self.learn)}
+        parts["world_config"] = asdict(self.world_config)
+        return json.dumps(parts, indent=2, default=str) + "\n"
+
+
+def pick_device(name: str) -> str:
+    """The device that `--device` means, or one sentence why there is none."""
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise unknown("device", name, ["auto", "cpu", "cuda"]) from None
+    if device.type not in ("cpu", "cuda"):
+        raise unknown("device", name, ["auto", "cpu", "cuda"])
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ShoalError(f"--device {name}: torch sees no usable GPU here; use --device cpu or update the driver.")
+        if device.index is not None and device.index >= torch.cuda.device_count():
+            raise ShoalError(f"--device {name}: this machine has {torch.cuda.device_count()} GPU(s), counted from 0.")
+    return name
+
+
+def tuned(world: Any, algo: str, device: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The tuned settings that a world ships for a kind of device, split into the run's and the learner's.
+
+    A key may be limited to one learner by its name: "a2c.lr".
+    """
+    from shoal.learn import LEARNERS
+
+    kind = "gpu" if device.startswith("cuda") else "cpu"
+    found: dict[str, Any] = {}
+    for key, value in world.settings.get(kind, {}).items():
+        owner, _, name = key.rpartition(".")
+        if owner in ("", algo):
+            found[name] = value
+    run_names = {f.name for f in fields(TrainConfig)}
+    learn_names = {f.name for f in fields(LEARNERS[algo][0])}
+    run = {k: v for k, v in found.items() if k in run_names}
+    learn = {k: v for k, v in found.items() if k in learn_names}
+    return run, learn
+
+
+def make_job(world: str, **overrides: Any) -> Job:
+    """A job from Python: names of the run, of the learner, or `world_config=dict(...)`, over the tuned settings."""
+    from shoal.learn import LEARNERS
+    from shoal.worlds import world_class
+
+    cls = world_class(world)
+    world_overrides = overrides.pop("world_config", {})
+    algo = overrides.get("algo", "ppo")
+    if algo not in LEARNERS:
+        raise unknown("algorithm", algo, LEARNERS)
+    device = pick_device(overrides.get("device", "auto"))
+    run, learn = tuned(cls, algo, device)
+    run_names = {f.name for f in fields(TrainConfig)}
+    learn_names = {f.name for f in fields(LEARNERS[algo][0])}
+    for key, value in overrides.items():
+        if key in ("total_steps", "num_envs", "rollout", "checkpoint_every") and value is not None:
+            value = parse_count(str(value))
+        if key == "run_dir" and value is not None:
+            value = Path(value)
+        if key in run_names:
+            run[key] = value
+        elif key in learn_names:
+            learn[key] = value
+        else:
+            raise unknown("setting", key, run_names | learn_names)
+    world_names = {f.name for f in fields(cls.Config)}
+    for key in world_overrides:
+        if key not in world_names:
+            raise unknown(f"setting of {world}", key, world_names)
+    config = replace(TrainConfig(**run), device=device)
+    return Job(world, config, LEARNERS[algo][0](**learn), cls.Config(**world_overrides))
+
+
+def parse_job(world: str, arguments: list[str], command: str = "shoal train") -> Job:
+    """A job from the command line: flags over the tuned settings of the world, the learner and the device."""
+    from shoal.learn import LEARNERS
+    from shoal.worlds import world_class
+
+    cls = world_class(world)
+    early = _early(arguments, ("--algo", "--device"))
+    algo = early.get("--algo", "ppo")
+    if algo not in LEARNERS:
+        raise unknown("algorithm", algo, LEARNERS)
+    device = pick_device(early.get("--device", "auto"))
+    run, learn = tuned(cls, algo, device)
+    learn_class = LEARNERS[algo][0]
+    options = make_dataclass(
+        "Options",
+        [
+            ("train", tyro.conf.OmitArgPrefixes[TrainConfig], field(default=TrainConfig(**{**run, "algo": algo}))),
+            ("learn", tyro.conf.OmitArgPrefixes[learn_class], field(default=learn_class(**learn))),
+            ("world", cls.Config, field(default=cls.Config())),
+        ],
+        frozen=True,
+    )
+    parsed = tyro.cli(
+        options,
+        prog=f"{command} {world}",
+        description=f"Train {algo.upper()} on {world}. Defaults are the ones tuned for this world on this device.",
+        args=arguments,
+    )
+    return Job(world, replace(parsed.train, device=device), parsed.learn, parsed.world)
+
+
+def _early(arguments: list[str], flags: tuple[str, ...]) -> dict[str, str]:
+    """Flags that decide which others there are, read before the rest."""
+    found = {}
+    for i, word in enumerate(arguments):
+        flag, equals, value = word.partition("=")
+        if flag in flags:
+            found[flag] = value if equals else (arguments[i + 1] if i + 1 < len(arguments) else "")
+    return found
+
+
+def load_job(folder: Path) -> Job:
+    """The job of a run folder, as it was saved."""
+    from shoal.learn import LEARNERS
+    from shoal.worlds import world_class
+
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ShoalError(f"{folder} is not a run: it has no config.json.")
+    try:
+        parts = json.loads(path.read_text())
+        train = {k: tuple(v) if isinstance(v, list) else v for k, v in parts["train"].items()}
+        train["run_dir"] = folder
+        cls = world_class(parts["world"])
+        learn = LEARNERS[train["algo"]][0](**parts["learn"])
+        return Job(parts["world"], TrainConfig(**train), learn, cls.Config(**parts["world_config"]))
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ShoalError(f"{path} cannot be read as a run's settings: {error}.") from None
+
+
+def should_compile(config: TrainConfig) -> bool:
+    """Whether to compile: always on a GPU; on a CPU only long runs, and only where there is a C++ compiler."""
+    if config.compile != "auto":
+        return config.compile == "on"
+    if config.device.startswith("cuda"):
+        return True
+    has_compiler = bool(os.environ.get("CXX")) or shutil.which("g++") is not None or shutil.which("clang++") is not None
+    return has_compiler and config.total_steps >= 20_000_000
+
+
+def use_bf16(config: TrainConfig) -> bool:
+    """Whether products inside networks are computed in bf16."""
+    return config.precision == "bf16" or (config.precision == "auto" and config.device.startswith("cuda"))

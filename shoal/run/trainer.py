@@ -1,0 +1,179 @@
+"""The trainer: collect, learn, count. It knows nothing of files or terminals."""
+
+from typing import Any
+
+import torch
+
+from shoal.core.errors import ShoalError
+from shoal.core.graph import Graphed
+from shoal.learn import LEARNERS, PolicyGradient
+from shoal.run.build import make_policies, make_world
+from shoal.run.collect import Collector
+from shoal.run.config import Job, should_compile, use_bf16
+
+
+class Trainer:
+    """Everything that a run moves from one iteration to the next."""
+
+    def __init__(self, job: Job):
+        config = job.train
+        _set_precision(config.deterministic)
+        self.job = job
+        compiled, bf16 = should_compile(config), use_bf16(config)
+        self.world = make_world(job)
+        self._check_learner()
+        self.policies = make_policies(job, self.world)
+        self.collector = Collector(
+            self.world, self.policies, config.rollout, config.seed, compiled=compiled, bf16=bf16
+        )
+        learner = LEARNERS[config.algo][1]
+        self.learners: dict[str, PolicyGradient] = {
+            name: learner(policy, self.collector.rollouts[name], job.learn, config.seed, compiled, bf16)
+            for name, policy in self.policies.items()
+        }
+        self.iteration = 0
+        self._collect = Graphed(self.collector.collect, self.world.device, config.graph)
+        self._learn = Graphed(self._update, self.world.device, config.graph)
+        self._episodes_read = 0.0
+        self._returns_read = dict.fromkeys(self.policies, 0.0)
+        self._lengths_read = 0.0
+        self.collector.start(config.seed)
+
+    def _check_learner(self) -> None:
+        for group in self.world.groups:
+            samples = self.job.train.steps_per_iteration * group.agents
+            self.job.learn.check_samples(samples)
+
+    @property
+    def steps(self) -> int:
+        """Env steps so far."""
+        return self.iteration * self.job.train.steps_per_iteration
+
+    @property
+    def agent_steps(self) -> int:
+        """Agent steps so far."""
+        return self.steps * sum(g.agents for g in self.world.groups)
+
+    @property
+    def done(self) -> bool:
+        return self.iteration >= self.job.train.iterations
+
+    def collect(self) -> None:
+        """One rollout."""
+        self._collect()
+
+    def learn(self) -> None:
+        """One update from the rollout."""
+        progress = min(1.0, self.iteration / self.job.train.iterations)
+        for learner in self.learners.values():
+            learner.set_progress(progress)
+        self._learn()
+
+    def iterate(self) -> None:
+        """One rollout and one update."""
+        self.collect()
+        self.learn()
+        self.iteration += 1
+
+    def _update(self) -> None:
+        for learner in self.learners.values():
+            learner.update()
+        for rollout in self.collector.rollouts.values():
+            rollout.version.add_(1)
+
+    def read_metrics(self) -> dict[str, float]:
+        """Means since the last reading, under the names people know. Waits for the device."""
+        stats = self.world.statistics()
+        episodes = float(stats.episodes.sum())  # sync: once per log interval
+        lengths = float(stats.length_sum.sum())
+        found: dict[str, float] = {}
+        new = episodes - self._episodes_read
+        many = len(self.policies) > 1
+        for name, sums in stats.return_sum.items():
+            total = float(sums.double().sum())
+            if new > 0:
+                key = f"rollout/{name}/ep_rew_mean" if many else "rollout/ep_rew_mean"
+                found[key] = (total - self._returns_read[name]) / new
+            self._returns_read[name] = total
+        if new > 0:
+            found["rollout/ep_len_mean"] = (lengths - self._lengths_read) / new
+        found["rollout/episodes"] = episodes
+        self._episodes_read, self._lengths_read = episodes, lengths
+        for name, learner in self.learners.items():
+            prefix = f"train/{name}/" if many else "train/"
+            found.update({prefix + key: value for key, value in learner.read_metrics().items()})
+            found[f"{prefix}learning_rate"] = float(learner.adam.lr)
+            self._check_finite(name, learner)
+        return found
+
+    def _check_finite(self, name: str, learner: PolicyGradient) -> None:
+        """Stop if steps were refused for a gradient that is not finite; say where it came from."""
+        if int(learner.adam.bad_steps) == 0:
+            return
+        rollout = self.collector.rollouts[name]
+        for field in ("observation", "reward", "final_observation"):
+            tensor = getattr(rollout, field)
+            bad = ~torch.isfinite(tensor.float())
+            if bool(bad.any()):
+                t, env, agent = (int(i) for i in bad.nonzero()[0][:3])
+                raise BadNumbers(
+                    f"Env {env}, agent {agent} of {self.job.world} gave a {field} that is not finite "
+                    f"({tensor[t, env, agent].tolist()}) at row {t} of the rollout after {self.steps} env steps.",
+                    self._env_state(env),
+                )
+        raise BadNumbers(
+            f"The gradient of {name} is not finite, but its experience is: lower --lr (now {self.job.learn.lr}) "
+            "or --clip-norm. No step was taken with it.",
+            {},
+        )
+
+    def _env_state(self, env: int) -> dict[str, Any]:
+        state = self.world.state_dict()
+        return {k: v[env].tolist() for k, v in state.items() if v.ndim and v.shape[0] == self.world.num_envs}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """All tensors that the next iteration depends on."""
+        state = {f"world.{k}": v for k, v in self.world.state_dict().items()}
+        state["collector.counter"] = self.collector.counter
+        for name, rollout in self.collector.rollouts.items():
+            state[f"collector.{name}.observation"] = rollout.observation[-1]
+            state[f"collector.{name}.version"] = rollout.version
+            if rollout.alive is not None:
+                state[f"collector.{name}.alive"] = rollout.alive[-1]
+            if rollout.action_mask is not None:
+                state[f"collector.{name}.action_mask"] = rollout.action_mask[-1]
+        for name, learner in self.learners.items():
+            state.update({f"learner.{name}.{k}": v for k, v in learner.state_dict().items()})
+        return state
+
+    def load_state_dict(self, state: dict[str, torch.Tensor], iteration: int) -> None:
+        """Continue where a saved state stood; the caller has compared names and shapes."""
+        self.world.load_state_dict(_part(state, "world."))
+        for name, learner in self.learners.items():
+            learner.load_state_dict(_part(state, f"learner.{name}."))
+        own = self.state_dict()
+        for key, tensor in own.items():
+            if key.startswith("collector."):
+                tensor.copy_(state[key])
+        self.iteration = iteration
+        stats = self.world.statistics()
+        self._episodes_read = float(stats.episodes.sum())
+        self._lengths_read = float(stats.length_sum.sum())
+        self._returns_read = {name: float(sums.double().sum()) for name, sums in stats.return_sum.items()}
+
+
+class BadNumbers(ShoalError):
+    """NaN or infinity where there must be none, with the state of the env that made it."""
+
+    def __init__(self, message: str, env_state: dict[str, Any]):
+        super().__init__(message)
+        self.env_state = env_state
+
+
+def _part(state: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    return {k[len(prefix) :]: v for k, v in state.items() if k.startswith(prefix)}
+
+
+def _set_precision(deterministic: bool) -> None:
+    torch.set_float32_matmul_precision("high")
+    torch.use_deterministic_algorithms(deterministic)
