@@ -1,0 +1,24 @@
+"""Shoal trains reinforcement-learning agents at the speed of the hardware.
+
+    import shoal
+
+    run = shoal.train("cartpole", total_steps=1e6)
+    print(run.evaluate(episodes=100))
+
+Authors of worlds import from `shoal.core`. What stands here is loaded when it is first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shoal.run.train import Run, load_run, resume, train
+
+__version__ = "0.1.0"
+__all__ = ["Run", "load_run", "resume", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return getattr(importlib.import_module("shoal.run.train"), name)
+    raise AttributeError(f"shoal has no {name!r}; it offers: {', '.join(__all__)}")

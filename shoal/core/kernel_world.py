@@ -13,7 +13,7 @@ import torch
 import warp as wp
 
 from shoal.core import kernels
-from shoal.core.errors import ShoalError
+from shoal.errors import ShoalError
 from shoal.core.kernels import Call
 from shoal.core.launch import Plan, init_warp, torch_stream
 from shoal.core.random import Random, normal, uniform

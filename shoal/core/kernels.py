@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import warp as wp
 
-from shoal.core.errors import ShoalError, unknown
+from shoal.errors import ShoalError, unknown
 from shoal.core.random import Random, random_at
 from shoal.core.store import Field
 

@@ -6,7 +6,7 @@ from typing import Union
 
 import torch
 
-from shoal.core.errors import ShoalError
+from shoal.errors import ShoalError
 
 
 @dataclass(frozen=True)

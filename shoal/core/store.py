@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import warp as wp
 
-from shoal.core.errors import ShoalError
+from shoal.errors import ShoalError
 
 TORCH_TYPES: dict[Any, torch.dtype] = {
     float: torch.float32,

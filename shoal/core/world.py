@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from shoal.core.errors import ShoalError
+from shoal.errors import ShoalError
 from shoal.core.spaces import Box, Discrete, MultiDiscrete, Space, check_range, check_tensor
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from shoal.core.errors import ShoalError
+from shoal.errors import ShoalError
 from shoal.core.spaces import Box
 from shoal.core.world import EpisodeStatistics, Group, GroupOutputs, Outputs, World
 

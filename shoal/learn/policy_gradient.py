@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from shoal.core.errors import ShoalError
+from shoal.errors import ShoalError
 from shoal.learn import losses
 from shoal.learn.optim import Adam
 from shoal.learn.returns import advantage_plan, discounted_plan
@@ -76,7 +76,9 @@ class PolicyGradient:
         self.reward_scale = torch.ones(1, device=self.device)
         self.reward_moments = RunningMoments().to(self.device)
         self.reward_carry = torch.zeros(envs, agents, device=self.device)
-        self._discounted = discounted_plan(rollout, self.reward_carry, self.advantage, config.gamma)
+        self._discounted = None
+        if config.normalise_reward:
+            self._discounted = discounted_plan(rollout, self.reward_carry, self.advantage, config.gamma)
         self._advantages = advantage_plan(
             rollout,
             self.value,
@@ -116,13 +118,12 @@ class PolicyGradient:
     def _prepare(self) -> None:
         """Values of all observations in one pass, then advantages and targets."""
         with torch.no_grad():
-            if self.config.normalise_reward:
+            if self._discounted is not None:
                 self._discounted()
-                alive = None if self._alive is None else self._alive
-                self.reward_moments.merge(self.advantage.flatten(), alive)
+                self.reward_moments.merge(self.advantage.flatten(), self._alive)
                 self.reward_scale.copy_(self.reward_moments.scale().view(1))
             self._value_of(self.rollout.observation, self.value)
-            self._value_of(self.rollout.final_observation, self.final_value)
+            self._value_eager(self.rollout.final_observation, self.final_value)  # few rows: not worth compiling for
             self._advantages()
             spread = losses.explained_variance(self.value[:-1], self.target)
             self.metrics["explained_variance"].add_(spread)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from shoal.core.errors import ShoalError
+from shoal.errors import ShoalError
 from shoal.learn import losses
 from shoal.learn.policy_gradient import PolicyGradient, PolicyGradientConfig, _require
 from shoal.learn.shuffle import order_plan

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from shoal.core.errors import ShoalError
+from shoal.errors import ShoalError
 from shoal.core.world import Group
 from shoal.policy.heads import make_head
 from shoal.policy.mlp import MLP, Torso, orthogonal

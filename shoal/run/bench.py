@@ -5,19 +5,21 @@ import platform
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import warp as wp
 
-from shoal.core.errors import ShoalError
+from shoal.errors import ShoalError
 from shoal.core.graph import WARM_UP_CALLS, Graphed
 from shoal.core.launch import Plan, Whole, bind, cpu_threads
 from shoal.core.random import philox, unit_float, vec4u
 from shoal.core.spaces import Box, Discrete
 from shoal.core.world import World
 from shoal.run.config import Job, should_compile, use_bf16
+from shoal.run.progress import si
 from shoal.run.trainer import Trainer
 from shoal.worlds import world_class
 
@@ -214,3 +216,40 @@ def save(rows: list[dict[str, Any]], path: Path) -> None:
     """One JSON line per figure."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def bench_command(world: str, flags: list[str]) -> int:
+    """`shoal bench WORLD`: stepping, rollouts and training over a range of env counts, as a table and as JSON."""
+    import argparse
+
+    from shoal.run.config import parse_count, parse_job
+
+    parser = argparse.ArgumentParser(
+        prog=f"shoal bench {world}",
+        description="Measure env steps per second. Further flags are those of `shoal train`.",
+    )
+    parser.add_argument("--envs", nargs="+", type=parse_count, help="env counts (default: 256 to what pays here)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="time per figure (default: 2)")
+    parser.add_argument("--out", type=Path, help="write the figures here as JSON lines, and a picture beside them")
+    options, rest = parser.parse_known_args(flags)
+    job = parse_job(world, rest, "shoal bench")
+    gpu = job.train.device.startswith("cuda")
+    counts = options.envs or ([1024, 4096, 16_384, 65_536] if gpu else [256, 1024, 4096])
+    for count in counts:
+        job.learn.check_samples(count * job.train.rollout)
+    print(f"{'envs':>9}  {'stepping alone':>14}  {'rollout only':>12}  {'end to end':>10}   env steps/s")
+    rows = []
+    for count in counts:
+        sized = replace(job, train=replace(job.train, num_envs=count))
+        pair = [bench_stepping(sized, count, options.seconds), bench_training(sized, options.seconds)]
+        figures = [pair[0]["steps_per_second"], pair[1]["rollout_only"], pair[1]["steps_per_second"]]
+        print(f"{count:>9}  {si(figures[0]):>14}  {si(figures[1]):>12}  {si(figures[2]):>10}", flush=True)
+        rows += pair
+    for row in rows:
+        print(json.dumps(row))
+    if options.out:
+        from shoal.view.plot import plot_bench
+
+        save(rows, options.out)
+        print(f"written: {options.out} and {plot_bench(rows, options.out.with_suffix('.png'))}")
+    return 0

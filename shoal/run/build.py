@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from shoal.core.errors import ShoalError
+from shoal.errors import ShoalError
 from shoal.core.world import World
 from shoal.core.wrappers import ActionRepeat, FrameStack, TimeLimit
 from shoal.policy import ActorCritic, Torso, mlp_torso

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from shoal.core.errors import ShoalError, unknown
+from shoal.errors import ShoalError, unknown
 
 
 def parse_count(text: str) -> int:

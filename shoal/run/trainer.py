@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from shoal.core.errors import ShoalError
+from shoal.errors import ShoalError
 from shoal.core.graph import Graphed
 from shoal.learn import LEARNERS, PolicyGradient
 from shoal.run.build import make_policies, make_world

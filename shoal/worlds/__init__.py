@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from shoal.core.errors import ShoalError, unknown
+from shoal.errors import ShoalError, unknown
 
 WORLDS: dict[str, tuple[str, str, str]] = {
     "acrobot": ("shoal.worlds.acrobot", "Acrobot", "Swing the foot of a two-link arm above the bar."),

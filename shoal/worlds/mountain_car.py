@@ -81,8 +81,26 @@ class MountainCar(KernelWorld):
     groups = (Group("car", observation=Box(2), action=Discrete(3)),)
     step, reset, observe = drive, park, look
     settings = dict(
-        cpu=dict(total_steps=3_000_000, num_envs=256, rollout=32),
-        gpu=dict(total_steps=40_000_000, num_envs=4096, rollout=32),
+        cpu=dict(
+            total_steps=1_000_000,
+            num_envs=256,
+            rollout=32,
+            lr=2.5e-3,
+            entropy=0.01,
+            action_repeat=4,
+            normalise_observation=True,
+            normalise_reward=True,
+        ),
+        gpu=dict(
+            total_steps=16_000_000,
+            num_envs=4096,
+            rollout=32,
+            lr=2.5e-3,
+            entropy=0.01,
+            action_repeat=4,
+            normalise_observation=True,
+            normalise_reward=True,
+        ),
     )
 
     def picture(self, canvas, env):

@@ -50,8 +50,28 @@ class MountainCarContinuous(KernelWorld):
     groups = (Group("car", observation=Box(2), action=Box(1, -1.0, 1.0)),)
     step, reset, observe = drive, park, look
     settings = dict(
-        cpu=dict(total_steps=3_000_000, num_envs=256, rollout=32),
-        gpu=dict(total_steps=40_000_000, num_envs=4096, rollout=32),
+        cpu=dict(
+            total_steps=500_000,
+            num_envs=256,
+            rollout=32,
+            lr=2.5e-3,
+            gamma=0.999,
+            log_std=0.5,
+            action_repeat=4,
+            normalise_observation=True,
+            normalise_reward=True,
+        ),
+        gpu=dict(
+            total_steps=8_000_000,
+            num_envs=4096,
+            rollout=32,
+            lr=2.5e-3,
+            gamma=0.999,
+            log_std=0.5,
+            action_repeat=4,
+            normalise_observation=True,
+            normalise_reward=True,
+        ),
     )
 
     def picture(self, canvas, env):

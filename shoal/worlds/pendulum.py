@@ -60,8 +60,26 @@ class Pendulum(KernelWorld):
     groups = (Group("pendulum", observation=Box(3), action=Box(1, -2.0, 2.0)),)
     step, reset, observe = swing, hang, look
     settings = dict(
-        cpu=dict(total_steps=2_000_000, num_envs=128, rollout=64),
-        gpu=dict(total_steps=20_000_000, num_envs=2048, rollout=32),
+        cpu=dict(
+            total_steps=600_000,
+            num_envs=64,
+            rollout=64,
+            lr=2e-3,
+            gamma=0.95,
+            epochs=10,
+            minibatches=8,
+            normalise_reward=True,
+        ),
+        gpu=dict(
+            total_steps=10_000_000,
+            num_envs=1024,
+            rollout=64,
+            lr=2e-3,
+            gamma=0.95,
+            epochs=10,
+            minibatches=8,
+            normalise_reward=True,
+        ),
     )
 
     def picture(self, canvas, env):

@@ -1,0 +1,189 @@
+"""The command line. Heavy imports happen inside the commands, so that `shoal --help` answers at once."""
+
+import os
+import sys
+from collections.abc import Callable
+
+HELP = """\
+usage: shoal COMMAND ...
+
+Train reinforcement-learning agents at the speed of the hardware.
+
+  shoal train WORLD [--algo ppo|a2c] [--seed N] [--total-steps N] [--num-envs N]
+                    [--device auto|cpu|cuda] [--run-dir DIR] [--deterministic] ...
+                        train; every world ships tuned settings. WORLD is a name of
+                        `shoal list` or your own, my_world.py:MyWorld
+  shoal resume RUN      continue a run from its last checkpoint
+  shoal eval RUN        play whole episodes and print mean, deviation and count
+  shoal record RUN      write a video of a run's policy
+  shoal plot RUN        write the learning curve as a picture
+  shoal bench WORLD     measure steps per second, stepping, rollout only and end to end
+  shoal list            the worlds there are
+
+`shoal COMMAND --help` shows all flags of a command. `python -m shoal` works as well.
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; returns the exit code: 0, 1 for a failure, 2 for bad input, 130 or 143 after a signal."""
+    words = sys.argv[1:] if arguments is None else arguments
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(HELP, end="")
+        return 0
+    if words[0] in ("-V", "--version"):
+        from shoal import __version__
+
+        print(f"shoal {__version__}")
+        return 0
+    from shoal.errors import ShoalError, unknown
+
+    try:
+        if words[0] not in COMMANDS:
+            raise unknown("command", words[0], COMMANDS)
+        return COMMANDS[words[0]](words[1:])
+    except ShoalError as error:
+        print(f"shoal: {error}", file=sys.stderr)
+        return 1 if type(error).__name__ == "SaveFailed" else 2
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _train(words: list[str]) -> int:
+    world, flags = _world(words, "train")
+    from shoal.run.config import parse_job
+
+    job = parse_job(world, flags)
+    from shoal.run.train import Stopped, train_job
+
+    try:
+        run = train_job(job)
+    except Stopped as stop:
+        print(f"shoal: stopped by {stop} and saved; continue with `shoal resume RUN`.", file=sys.stderr)
+        return stop.exit_code
+    _show_end(run)
+    return 0
+
+
+def _resume(words: list[str]) -> int:
+    parser = _parser("resume", "Continue a run from its newest good checkpoint.")
+    parser.add_argument("run", metavar="RUN", help="run folder")
+    parser.add_argument("--total-steps", help="new end of the run, in env steps")
+    parser.add_argument("--quiet", action="store_true", help="no progress on the terminal")
+    options = parser.parse_args(words)
+    from shoal.run.train import Stopped, resume
+
+    try:
+        run = resume(options.run, options.total_steps, options.quiet)
+    except Stopped as stop:
+        print(f"shoal: stopped by {stop} and saved; continue with `shoal resume {options.run}`.", file=sys.stderr)
+        return stop.exit_code
+    _show_end(run)
+    return 0
+
+
+def _show_end(run) -> None:
+    scores = run.folder.scores()
+    if scores:
+        print(f"evaluation: {scores[-1]['mean']:.2f} (best {max(row['mean'] for row in scores):.2f})")
+    print(f"results: {run.path}")
+    print(f"next: shoal eval {run.path}   shoal record {run.path}   shoal plot {run.path}")
+
+
+def _eval(words: list[str]) -> int:
+    parser = _parser("eval", "Play whole episodes with a run's policy, in envs and with seeds of their own.")
+    _run_arguments(parser)
+    parser.add_argument("--episodes", type=int, default=100, help="how many (default: 100)")
+    options = parser.parse_args(words)
+    from shoal.run.train import load_run
+
+    run = load_run(options.run, options.checkpoint, options.device)
+    scores = run.evaluate(options.episodes, options.seed, options.sample)
+    for name, score in scores.items():
+        print(f"{name}: {score}" if len(scores) > 1 else str(score))
+    return 0
+
+
+def _record(words: list[str]) -> int:
+    parser = _parser("record", "Write a video of a run's policy (.mp4 or .gif).")
+    _run_arguments(parser)
+    parser.add_argument("--out", help="file (default: videos/ in the run folder)")
+    parser.add_argument("--envs", type=int, default=4, help="envs side by side (default: 4)")
+    parser.add_argument("--steps", type=int, default=500, help="steps to record (default: 500)")
+    parser.add_argument("--fps", type=int, default=50, help="pictures per second (default: 50)")
+    options = parser.parse_args(words)
+    from shoal.run.train import load_run
+    from shoal.view.video import record
+
+    run = load_run(options.run, options.checkpoint, options.device)
+    print(record(run, options.out, options.envs, options.steps, options.fps, options.seed, options.sample))
+    return 0
+
+
+def _plot(words: list[str]) -> int:
+    parser = _parser("plot", "Draw the learning curves of one or more runs.")
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="run folders")
+    parser.add_argument("--out", help="file (default: curve.png in the first run folder)")
+    options = parser.parse_args(words)
+    from shoal.view.plot import plot_runs
+
+    print(plot_runs(options.runs, options.out))
+    return 0
+
+
+def _bench(words: list[str]) -> int:
+    world, flags = _world(words, "bench")
+    from shoal.run.bench import bench_command
+
+    return bench_command(world, flags)
+
+
+def _list(words: list[str]) -> int:
+    _parser("list", "The worlds there are.").parse_args(words)
+    from shoal.worlds import WORLDS
+
+    width = max(len(name) for name in WORLDS)
+    for name, (_, _, line) in sorted(WORLDS.items()):
+        print(f"{name:{width}}  {line}")
+    return 0
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "train": _train,
+    "resume": _resume,
+    "eval": _eval,
+    "record": _record,
+    "plot": _plot,
+    "bench": _bench,
+    "list": _list,
+}
+
+
+def _world(words: list[str], command: str) -> tuple[str, list[str]]:
+    """The world's name, which comes first, and the flags after it."""
+    from shoal.errors import ShoalError
+
+    if not words or words[0] in ("-h", "--help"):
+        # Flags differ from world to world; cart-pole's show the common ones.
+        return "cartpole", ["--help"]
+    if words[0].startswith("-"):
+        raise ShoalError(f"`shoal {command}` wants the world first: shoal {command} cartpole {' '.join(words)}")
+    return words[0], words[1:]
+
+
+def _parser(command: str, description: str):
+    import argparse
+
+    return argparse.ArgumentParser(prog=f"shoal {command}", description=description)
+
+
+def _run_arguments(parser) -> None:
+    parser.add_argument("run", metavar="RUN", help="run folder")
+    parser.add_argument("--checkpoint", default="best", help="best, last or a step number (default: best)")
+    parser.add_argument("--device", help="auto, cpu, cuda or cuda:N (default: auto)")
+    parser.add_argument("--seed", type=int, help="seed of the episodes (default: the run's)")
+    parser.add_argument("--sample", action="store_true", help="draw actions instead of taking the likeliest")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

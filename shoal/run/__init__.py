@@ -1,0 +1,1 @@
+"""Runs: configuration, collecting, training, evaluating, checkpoints, metrics."""

@@ -1,0 +1,126 @@
+"""Checkpoints: tensors as safetensors, a manifest with a checksum, written atomically. No pickle anywhere."""
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from shoal.errors import ShoalError
+
+TENSORS = "state.safetensors"
+MANIFEST = "manifest.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint folder held, checked."""
+
+    path: Path
+    state: dict[str, torch.Tensor]
+    iteration: int
+    steps: int
+
+
+def save_checkpoint(folder: Path, state: dict[str, torch.Tensor], iteration: int, steps: int) -> Path:
+    """Write `folder/step_N`: first under a temporary name, then renamed, so that a half-written one is never seen."""
+    folder.mkdir(parents=True, exist_ok=True)
+    final = folder / f"step_{steps:012d}"
+    temporary = folder / f".writing_{steps:012d}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir()
+        # Copies: safetensors refuses tensors that share memory, and the flat parameters are all views of one vector.
+        tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in state.items()}
+        save_file(tensors, temporary / TENSORS)
+        manifest = dict(
+            format=FORMAT,
+            iteration=iteration,
+            steps=steps,
+            sha256=_checksum(temporary / TENSORS),
+            tensors={name: [str(t.dtype), list(t.shape)] for name, t in tensors.items()},
+        )
+        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+        for name in (TENSORS, MANIFEST):
+            _sync(temporary / name)
+        shutil.rmtree(final, ignore_errors=True)
+        os.replace(temporary, final)
+        _sync(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return final
+
+
+def load_checkpoint(path: Path, device: torch.device | str) -> Checkpoint:
+    """Read one checkpoint, or say in one sentence what is wrong with which file."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text())
+        wanted, iteration, steps = manifest["sha256"], int(manifest["iteration"]), int(manifest["steps"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ShoalError(f"{path / MANIFEST} is damaged or missing ({error}).") from None
+    if manifest.get("format") != FORMAT:
+        raise ShoalError(f"{path / MANIFEST} has format {manifest.get('format')}; this version reads {FORMAT}.")
+    file = path / TENSORS
+    if not file.is_file():
+        raise ShoalError(f"{file} is missing.")
+    if _checksum(file) != wanted:
+        raise ShoalError(f"{file} is damaged: its SHA-256 is not the one in the manifest.")
+    try:
+        state = load_file(file, device=str(device))
+    except SafetensorError as error:
+        raise ShoalError(f"{file} is damaged: {error}.") from None
+    return Checkpoint(path, state, iteration, steps)
+
+
+def load_latest(folder: Path, device: torch.device | str, warn) -> Checkpoint:
+    """The newest good checkpoint of a run; damaged ones are passed over with a warning each."""
+    for leftover in folder.glob(".writing_*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    candidates = sorted(folder.glob("step_*"), reverse=True)
+    if not candidates:
+        raise ShoalError(f"{folder} holds no checkpoint yet; start the run again with `shoal train`.")
+    problems = []
+    for path in candidates:
+        try:
+            return load_checkpoint(path, device)
+        except ShoalError as error:
+            problems.append(str(error))
+            warn(f"{error} Trying the one before it.")
+    raise ShoalError(f"{folder} holds no good checkpoint. {problems[0]}")
+
+
+def compare(saved: dict[str, torch.Tensor], own: dict[str, torch.Tensor], path: Path) -> None:
+    """Refuse a state of another world, policy or shape; every differing field is listed and nothing is loaded."""
+    differences = []
+    for name in sorted(saved.keys() | own.keys()):
+        if name not in own:
+            differences.append(f"{name}: only in the checkpoint")
+        elif name not in saved:
+            differences.append(f"{name}: not in the checkpoint")
+        elif saved[name].shape != own[name].shape or saved[name].dtype != own[name].dtype:
+            differences.append(
+                f"{name}: {saved[name].dtype} {tuple(saved[name].shape)} in the checkpoint, "
+                f"{own[name].dtype} {tuple(own[name].shape)} here"
+            )
+    if differences:
+        raise ShoalError(f"{path} does not fit this run:\n  " + "\n  ".join(differences))
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    """Make sure that a file or folder has reached the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

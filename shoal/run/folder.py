@@ -1,0 +1,160 @@
+"""The run folder: config, metrics, checkpoints, videos; one process writes to it at a time."""
+
+import fcntl
+import json
+import os
+import platform
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from shoal.errors import ShoalError
+from shoal.run.checkpoint import save_checkpoint
+from shoal.run.config import Job
+
+KEPT_CHECKPOINTS = 3
+
+
+class RunFolder:
+    """`runs/<world>__<algo>__s<seed>__<time>/` and everything in it."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._lock: TextIO | None = None
+
+    @classmethod
+    def create(cls, job: Job) -> "RunFolder":
+        """A new folder for a job, locked; refuses one that already holds a run."""
+        path = job.train.run_dir
+        if path is None:
+            world = job.world.rpartition(":")[2].lower() if ":" in job.world else job.world
+            stamp = time.strftime("%Y%m%d-%H%M%S")
+            path = Path("runs") / f"{world}__{job.train.algo}__s{job.train.seed}__{stamp}"
+            number = 1
+            while path.exists():
+                number += 1
+                path = path.with_name(f"{world}__{job.train.algo}__s{job.train.seed}__{stamp}-{number}")
+        folder = cls(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ShoalError(f"The run folder {path} cannot be made: {error.strerror}.") from None
+        folder.lock()
+        if (path / "config.json").exists():
+            folder.unlock()
+            raise ShoalError(f"{path} already holds a run; continue it with `shoal resume {path}` or choose another.")
+        (path / "config.json").write_text(job.to_json())
+        (path / "env.txt").write_text(_environment())
+        return folder
+
+    @classmethod
+    def open(cls, path: Path | str) -> "RunFolder":
+        """An existing run, not locked: good for reading."""
+        path = Path(path)
+        if not path.is_dir():
+            raise ShoalError(f"There is no run folder {path}; `ls runs` shows those there are.")
+        return cls(path)
+
+    def lock(self) -> None:
+        """Become the one process that writes here, or refuse."""
+        lock = (self.path / "lock").open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            raise ShoalError(f"Another process is writing to {self.path}; wait for it or choose another.") from None
+        self._lock = lock
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def save(self, state: dict[str, torch.Tensor], iteration: int, steps: int) -> Path:
+        """A checkpoint; `last` points to it and old ones go, but never the best."""
+        path = save_checkpoint(self.checkpoints, state, iteration, steps)
+        self._point("last", path)
+        keep = {path.name, self._target("best")}
+        for old in sorted(self.checkpoints.glob("step_*"))[:-KEPT_CHECKPOINTS]:
+            if old.name not in keep:
+                shutil.rmtree(old, ignore_errors=True)
+        return path
+
+    def record_score(self, steps: int, scores: dict[str, Any], checkpoint: Path | None) -> bool:
+        """Append to eval.jsonl; returns whether it is the best so far, which `best` then points to."""
+        mean = sum(s.mean for s in scores.values()) / len(scores)
+        earlier = [row["mean"] for row in self.scores()]
+        row = dict(steps=steps, mean=mean, groups={name: vars(s) for name, s in scores.items()})
+        with (self.path / "eval.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        best = not earlier or mean > max(earlier)
+        if best and checkpoint is not None:
+            self._point("best", checkpoint)
+        return best
+
+    def scores(self) -> list[dict[str, Any]]:
+        return read_lines(self.path / "eval.jsonl")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        return read_lines(self.path / "metrics.jsonl")
+
+    def trim(self, steps: int) -> None:
+        """Drop metrics and scores from beyond a checkpoint that is resumed from."""
+        for name in ("metrics.jsonl", "eval.jsonl"):
+            rows = [row for row in read_lines(self.path / name) if row["steps"] <= steps]
+            if (self.path / name).exists():
+                (self.path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def pick(self, which: str) -> Path:
+        """The checkpoint that `best`, `last` or a step number names."""
+        if which in ("best", "last"):
+            name = self._target(which) or self._target("last")
+            if name is None:
+                raise ShoalError(f"{self.path} holds no checkpoint yet.")
+            return self.checkpoints / name
+        for path in self.checkpoints.glob("step_*"):
+            if which.isdigit() and int(path.name.removeprefix("step_")) == int(which):
+                return path
+        known = ", ".join(str(int(p.name.removeprefix("step_"))) for p in sorted(self.checkpoints.glob("step_*")))
+        raise ShoalError(f"{self.path} has no checkpoint {which!r}; choose best, last or one of: {known}.")
+
+    def _point(self, name: str, path: Path) -> None:
+        temporary = self.path / f".{name}"
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(Path("checkpoints") / path.name)
+        os.replace(temporary, self.path / name)
+
+    def _target(self, name: str) -> str | None:
+        link = self.path / name
+        return Path(os.readlink(link)).name if link.is_symlink() and link.exists() else None
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The rows of a JSON-lines file; a last line cut off by a crash is left out."""
+    rows = []
+    for line in path.read_text().splitlines() if path.is_file() else ():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows
+
+
+def _environment() -> str:
+    import warp
+
+    from shoal.run.bench import commit
+
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    return (
+        f"command: {' '.join(sys.argv)}\npython: {sys.version.split()[0]}\nplatform: {platform.platform()}\n"
+        f"torch: {torch.__version__}\nwarp: {warp.__version__}\ngpu: {gpu}\ncommit: {commit()}\n"
+    )

@@ -1,0 +1,251 @@
+"""`shoal train` and `shoal resume`: a trainer in a run folder, with progress, checkpoints and a clean end."""
+
+import json
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shoal.errors import ShoalError
+from shoal.policy import ActorCritic
+from shoal.run.build import make_policies, make_world, out_of_memory
+from shoal.run.checkpoint import Checkpoint, compare, load_checkpoint, load_latest
+from shoal.run.config import Job, load_job, make_job, parse_count
+from shoal.run.evaluate import Score, evaluate
+from shoal.run.folder import RunFolder
+from shoal.run.metrics import MetricsWriter
+from shoal.run.progress import Progress
+from shoal.run.trainer import BadNumbers, Trainer, _part
+from shoal.worlds import world_class
+
+CHECKPOINTS_PER_RUN = 5
+
+
+class Stopped(Exception):
+    """A signal asked the run to end; it has been saved."""
+
+    def __init__(self, number: int):
+        self.exit_code = 128 + number
+        super().__init__(signal.Signals(number).name)
+
+
+class SaveFailed(ShoalError):
+    """The last checkpoint could not be written."""
+
+
+class Run:
+    """A finished or interrupted run: its folder, its job and its policies."""
+
+    def __init__(self, folder: RunFolder, job: Job, policies: dict[str, ActorCritic]):
+        self.folder, self.job, self.policies = folder, job, policies
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
+    def evaluate(self, episodes: int = 100, seed: int | None = None, sample: bool = False) -> dict[str, Score]:
+        """Whole episodes in fresh envs, scored per group."""
+        return evaluate(self.job, self.policies, episodes, seed, sample)
+
+
+def train(world: str, **settings: Any) -> Run:
+    """Train on a world and return the run: `shoal.train("cartpole", total_steps=1e6)`.
+
+    Settings are those of the command line, with underscores; `world_config=dict(...)` sets the world's own.
+    """
+    return train_job(make_job(world, **settings))
+
+
+def train_job(job: Job) -> Run:
+    """Train a job in a new run folder."""
+    job.learn.check_samples(job.train.steps_per_iteration)
+    folder = RunFolder.create(job)
+    try:
+        return _Session(job, folder, None).run()
+    finally:
+        folder.unlock()
+
+
+def resume(path: Path | str, total_steps: int | str | None = None, quiet: bool = False) -> Run:
+    """Continue a run from its newest good checkpoint; without a new `total_steps`, bit for bit as if never stopped."""
+    folder = RunFolder.open(path)
+    job = load_job(folder.path)
+    if total_steps is not None:
+        job = replace(job, train=replace(job.train, total_steps=parse_count(str(total_steps))))
+    job = replace(job, train=replace(job.train, quiet=quiet or job.train.quiet))
+    folder.lock()
+    try:
+        progress = Progress(1, quiet=True)
+        checkpoint = load_latest(folder.checkpoints, job.train.device, progress.warn)
+        if checkpoint.steps >= job.train.total_steps:
+            raise ShoalError(
+                f"{folder.path} is finished ({checkpoint.steps} of {job.train.total_steps} env steps); "
+                "give a larger --total-steps to train on."
+            )
+        (folder.path / "config.json").write_text(job.to_json())
+        folder.trim(checkpoint.steps)
+        return _Session(job, folder, checkpoint).run()
+    finally:
+        folder.unlock()
+
+
+def load_run(path: Path | str, which: str = "best", device: str | None = None) -> Run:
+    """A run with the weights of one of its checkpoints (`best`, `last` or a step number), for playing."""
+    from shoal.run.config import pick_device
+
+    folder = RunFolder.open(path)
+    job = load_job(folder.path)
+    wanted = pick_device(device or "auto")
+    job = replace(job, train=replace(job.train, device=wanted))
+    checkpoint = load_checkpoint(folder.pick(which), wanted)
+    policies = make_policies(job, make_world(job, 1))
+    for name, policy in policies.items():
+        saved = _part(checkpoint.state, f"learner.{name}.policy.")
+        compare(saved, policy.state_dict(), checkpoint.path)
+        policy.load_state_dict(saved)
+    return Run(folder, job, policies)
+
+
+class _Session:
+    """One process's work on one run."""
+
+    def __init__(self, job: Job, folder: RunFolder, checkpoint: Checkpoint | None):
+        self.job, self.folder = job, folder
+        self.signal: int | None = None
+        config = job.train
+        self.progress = Progress(config.total_steps, checkpoint.steps if checkpoint else 0, config.quiet)
+        self.progress.say(f"{job.world} with {config.algo.upper()} on {_device_name(config.device)}, run {folder.path}")
+        start = time.monotonic()
+        self.progress.say("compiling kernels (seconds the first time, cached afterwards)")
+        try:
+            self.trainer = Trainer(job)
+        except torch.cuda.OutOfMemoryError:
+            raise out_of_memory(job, world_class(job.world)) from None
+        agents = sum(g.agents for g in self.trainer.world.groups)
+        rollout = sum(r.nbytes for r in self.trainer.collector.rollouts.values()) / config.num_envs
+        self.progress.say(
+            f"ready after {time.monotonic() - start:.1f} s: {config.num_envs} envs x {agents} agent(s), "
+            f"{self.trainer.world.bytes_per_env:,} bytes of state and {rollout:,.0f} of rollout per env"
+        )
+        if checkpoint is not None:
+            own = self.trainer.state_dict()
+            compare(checkpoint.state, own, checkpoint.path)
+            self.trainer.load_state_dict(checkpoint.state, checkpoint.iteration)
+            self.progress.say(f"resumed at {checkpoint.steps} env steps from {checkpoint.path}")
+        self.writer = MetricsWriter(folder.path, self.progress.warn)
+
+    def run(self) -> Run:
+        """Train to the end, to a signal or to an error; whatever happens, what was learnt is on the disk."""
+        handlers = self._catch_signals()
+        try:
+            self._loop()
+        except BadNumbers as error:
+            dump = self.folder.path / "bad_env.json"
+            dump.write_text(json.dumps(error.env_state, indent=1) + "\n")
+            raise ShoalError(f"{error} The env's state is in {dump}; the last good checkpoint stands.") from None
+        except torch.cuda.OutOfMemoryError:
+            raise out_of_memory(self.job, world_class(self.job.world)) from None
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            self.writer.close()
+            self.progress.close()
+        if self.signal is not None:
+            raise Stopped(self.signal)
+        return Run(self.folder, self.job, self.trainer.policies)
+
+    def _loop(self) -> None:
+        trainer, config = self.trainer, self.job.train
+        device = trainer.world.device
+        every = config.checkpoint_every or max(1, config.total_steps // CHECKPOINTS_PER_RUN)
+        next_save = (trainer.steps // every + 1) * every
+        self._start = self._logged_at = time.monotonic()
+        self._first_steps = self._logged_steps = trainer.steps
+        marks: list[torch.cuda.Event] = []
+        while not trainer.done and self.signal is None:
+            trainer.iterate()
+            if device.type == "cuda":
+                # Stay at most two iterations ahead of the GPU, so that signals and logs are served in time.
+                marks.append(torch.cuda.Event())
+                marks[-1].record()
+                if len(marks) > 2:
+                    marks.pop(0).synchronize()
+            if time.monotonic() - self._logged_at >= config.log_every or trainer.done:
+                self._log()
+            if trainer.steps >= next_save and not trainer.done:
+                next_save += every
+                self._checkpoint(final=False)
+        if self._logged_steps < trainer.steps:
+            self._log()
+        self._checkpoint(final=True)
+
+    def _log(self) -> None:
+        trainer = self.trainer
+        values = trainer.read_metrics()
+        now = time.monotonic()
+        elapsed = max(1e-9, now - self._logged_at)
+        steps = trainer.steps
+        fps = (steps - self._logged_steps) / elapsed
+        overall = (steps - self._first_steps) / max(1e-9, now - self._start)
+        values["time/fps"] = fps
+        values["time/agent_fps"] = fps * trainer.agent_steps / max(1, steps)
+        values["time/agent_steps"] = trainer.agent_steps
+        values["time/elapsed"] = now - self._start
+        left = (self.job.train.total_steps - steps) / max(overall, 1e-9)
+        self.writer.write(steps, values)
+        self.progress.update(steps, {**values, "time/left": max(0.0, left)})
+        self._logged_at, self._logged_steps = now, steps
+
+    def _checkpoint(self, final: bool) -> None:
+        """Save, then evaluate. A failed save is tried twice, warned of, and only the final one is an error."""
+        trainer = self.trainer
+        path = None
+        for attempt in range(2):
+            try:
+                path = self.folder.save(trainer.state_dict(), trainer.iteration, trainer.steps)
+                break
+            except OSError as error:
+                self.progress.warn(f"The checkpoint at {trainer.steps} steps could not be saved: {error}.")
+                time.sleep(0.5 * (1 - attempt))
+        if self.signal is None:
+            self._evaluate(path)
+        if final and path is None:
+            raise SaveFailed(f"The final checkpoint of {self.folder.path} could not be saved; free some space.")
+
+    def _evaluate(self, checkpoint: Path | None) -> None:
+        started = time.monotonic()
+        scores = evaluate(self.job, self.trainer.policies, self.job.train.eval_episodes)
+        for name, score in scores.items():
+            self.progress.say(f"evaluation at {self.trainer.steps} env steps: {name}  {score}")
+        try:
+            self.folder.record_score(self.trainer.steps, scores, checkpoint)
+        except OSError as error:
+            self.progress.warn(f"The evaluation could not be written: {error}.")
+        mean = sum(s.mean for s in scores.values()) / len(scores)
+        self.writer.write(self.trainer.steps, {"eval/mean_reward": mean})
+        spent = time.monotonic() - started  # evaluation is no training: it does not count as such
+        self._start += spent
+        self._logged_at += spent
+
+    def _catch_signals(self) -> dict[int, Any]:
+        def note(number: int, frame: Any) -> None:
+            self.signal = number
+
+        handlers = {}
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                handlers[number] = signal.signal(number, note)
+            except ValueError:  # not the main thread: the caller handles signals
+                break
+        return handlers
+
+
+def _device_name(device: str) -> str:
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(device)
+    from shoal.core.launch import cpu_threads
+
+    return f"{cpu_threads()} CPU core(s)"

@@ -1,0 +1,1 @@
+"""Pictures: recordings of worlds, learning curves, benchmark curves."""

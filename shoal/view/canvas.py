@@ -1,0 +1,68 @@
+"""A small canvas in world coordinates: what a world's `picture` draws on."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+COLOURS = {
+    "paper": (250, 250, 247),
+    "ink": (38, 50, 72),
+    "grey": (168, 174, 184),
+    "orange": (230, 126, 52),
+    "green": (60, 150, 100),
+    "blue": (58, 118, 190),
+    "red": (200, 62, 58),
+}
+
+Point = tuple[float, float]
+
+
+class Canvas:
+    """A picture of one env. Lengths are the world's; `view` says which part of it is shown; y points up."""
+
+    sin = staticmethod(math.sin)
+    cos = staticmethod(math.cos)
+
+    def __init__(self, width: int = 320, height: int = 240, smooth: int = 2):
+        self.width, self.height, self.smooth = width, height, smooth
+        self.image = Image.new("RGB", (width * smooth, height * smooth), COLOURS["paper"])
+        self.draw = ImageDraw.Draw(self.image)
+        self.view(-1.0, 1.0, -1.0, 1.0)
+
+    def view(self, left: float, right: float, bottom: float, top: float) -> None:
+        """Show this part of the world, as large as fits, in the middle."""
+        w, h = self.image.size
+        self.scale = min(w / (right - left), h / (top - bottom))
+        self.origin = (w / 2 - self.scale * (left + right) / 2, h / 2 + self.scale * (bottom + top) / 2)
+
+    def at(self, point: Point) -> Point:
+        """Where a point of the world lies in the picture."""
+        return self.origin[0] + self.scale * point[0], self.origin[1] - self.scale * point[1]
+
+    def line(self, points: Sequence[Point], colour: str, width: float) -> None:
+        size = max(1, round(self.scale * width))
+        self.draw.line([self.at(p) for p in points], COLOURS[colour], size, joint="curve")
+
+    def polygon(self, points: Sequence[Point], colour: str) -> None:
+        self.draw.polygon([self.at(p) for p in points], COLOURS[colour])
+
+    def box(self, centre: Point, width: float, height: float, colour: str) -> None:
+        x, y = centre
+        w, h = width / 2, height / 2
+        self.polygon([(x - w, y - h), (x + w, y - h), (x + w, y + h), (x - w, y + h)], colour)
+
+    def disc(self, centre: Point, radius: float, colour: str) -> None:
+        x, y = self.at(centre)
+        r = radius * self.scale
+        self.draw.ellipse((x - r, y - r, x + r, y + r), COLOURS[colour])
+
+    def text(self, corner: tuple[int, int], text: str, colour: str = "ink") -> None:
+        """Words at a place in the picture, counted in its pixels from the top left."""
+        self.draw.text((corner[0] * self.smooth, corner[1] * self.smooth), text, COLOURS[colour], font_size=12 * self.smooth)
+
+    def array(self) -> np.ndarray:
+        """The finished picture [height, width, 3]."""
+        small = self.image.resize((self.width, self.height), Image.Resampling.LANCZOS) if self.smooth > 1 else self.image
+        return np.asarray(small)
