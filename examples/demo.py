@@ -5,9 +5,9 @@ from shoal.view.plot import plot_runs
 from shoal.view.video import record
 
 
-def main() -> None:
-    """Train, evaluate, draw and record; then say where everything is."""
-    run = shoal.train("cartpole")
+def main(**settings) -> None:
+    """Train, evaluate, draw and record; then say where everything is. Settings are those of `shoal train`."""
+    run = shoal.train("cartpole", **settings)
     score = run.evaluate(episodes=100)["cart"]
     curve = plot_runs([run.path])
     video = record(run, steps=300)

@@ -363,7 +363,7 @@ class KernelWorld(World):
         flat = out.view(self.num_envs, -1)
         s = self.store
         stream_of = torch_stream(self.device) if self.device.type == "cuda" else None
-        sources = [wp.from_torch(s[n], dtype=wp.uint64 if n == "seed" else int) for n in kernels.RNG_SOURCES]
+        sources = [wp.from_torch(s[n], dtype=wp.uint64 if n == "seed" else wp.int32) for n in kernels.RNG_SOURCES]
         inputs = [*sources, stream, gaussian, wp.from_torch(flat)]
         wp.launch(draw_kernel, flat.shape, inputs, device=str(self.device), stream=stream_of)
         return out

@@ -83,7 +83,7 @@ class TrainConfig:
     """Episodes of each evaluation; they run at every checkpoint, in envs of their own."""
     checkpoint_every: Count | None = None
     """Env steps between checkpoints (default: a fifth of the run)."""
-    log_every: float = 2.0
+    log_every: float = 0.5
     """Seconds between two lines of metrics."""
     quiet: bool = False
     """No progress on the terminal."""

@@ -1,0 +1,879 @@
+"""Kernel worlds: batches, threads, restarts, statistics, saved states, torch twins, agents and groups."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+import warp as wp
+
+from shoal.core import Box, Discrete, Each, Field, Group, KernelWorld, Random, normal, uniform
+from shoal.core.world import GroupOutputs, Outputs
+from shoal.errors import ShoalError
+from tests.helpers import (
+    Counting,
+    CountingTwin,
+    assert_same,
+    play_twins,
+    play_world,
+    random_actions,
+    saved,
+)
+
+# --- Drift: random at the start, on the way and at the end; once as kernels, once with torch ------------------------
+
+
+@wp.func
+def drift(
+    env: int,
+    rng: Random,
+    action: wp.array[int],
+    place: wp.array[wp.vec2],
+    reward: wp.array[float],
+    terminated: wp.array[wp.bool],
+):
+    push = float(action[env] - 1)
+    p = place[env]
+    x = p[0] + 0.25 * push + uniform(rng, 3, -0.5, 0.5)
+    y = p[1] + normal(rng, 4)
+    place[env] = wp.vec2(x, y)
+    reward[env] = x
+    terminated[env] = wp.abs(x) > 1.0
+
+
+@wp.func
+def scatter(env: int, rng: Random, place: wp.array[wp.vec2]):
+    place[env] = wp.vec2(uniform(rng, 0, -1.0, 1.0), uniform(rng, 1, -1.0, 1.0))
+
+
+@wp.func
+def show_place(env: int, place: wp.array[wp.vec2], observation: wp.array[wp.vec2]):
+    observation[env] = place[env]
+
+
+class Drift(KernelWorld):
+    @dataclass(frozen=True)
+    class Config:
+        max_steps: int = 6
+
+    state = dict(place=Field(wp.vec2))
+    groups = (Group("leaf", observation=Box(2), action=Discrete(3)),)
+    step, reset, observe = drift, scatter, show_place
+
+
+class TorchDrift(KernelWorld):
+    @dataclass(frozen=True)
+    class Config:
+        max_steps: int = 6
+
+    state = dict(place=Field(wp.vec2))
+    groups = (Group("leaf", observation=Box(2), action=Discrete(3)),)
+
+    def step(self, s):
+        x = s.place[:, 0] + 0.25 * (s.action[:, 0] - 1) + self.uniform(-0.5, 0.5, stream=3)
+        y = s.place[:, 1] + self.normal(stream=4)
+        s.place.copy_(torch.stack([x, y], dim=1))
+        s.reward[:, 0].copy_(x)
+        s.terminated.copy_(x.abs() > 1.0)
+
+    def reset(self, s):
+        return {"place": self.uniform(-1.0, 1.0, (2,))}
+
+    def observe(self, s):
+        return s.place
+
+
+# --- Meadow: two groups, agents that leave, choices that are not allowed --------------------------------------------
+
+CELLS = 6
+
+
+@wp.func
+def move_wolf(env: int, agent: int, wolf_action: wp.array2d[int], wolf_at: wp.array2d[int]):
+    wolf_at[env, agent] = wolf_at[env, agent] + wolf_action[env, agent] - 1
+
+
+@wp.func
+def move_sheep(
+    env: int,
+    agent: int,
+    sheep_action: wp.array2d[int],
+    sheep_at: wp.array2d[int],
+    sheep_alive: wp.array2d[wp.bool],
+):
+    if sheep_alive[env, agent]:
+        sheep_at[env, agent] = (sheep_at[env, agent] + sheep_action[env, agent]) % CELLS
+
+
+@wp.func
+def bite(
+    env: int,
+    wolf_at: wp.array2d[int],
+    sheep_at: wp.array2d[int],
+    sheep_alive: wp.array2d[wp.bool],
+    wolf_reward: wp.array2d[float],
+    sheep_reward: wp.array2d[float],
+    terminated: wp.array[wp.bool],
+):
+    """A sheep on the cell of a wolf leaves the game; the episode ends when none is left."""
+    left = 0
+    for sheep in range(sheep_at.shape[1]):
+        if sheep_alive[env, sheep]:
+            for wolf in range(wolf_at.shape[1]):
+                if wolf_at[env, wolf] == sheep_at[env, sheep]:
+                    sheep_alive[env, sheep] = False
+                    wolf_reward[env, wolf] = wolf_reward[env, wolf] + 1.0
+            if sheep_alive[env, sheep]:
+                left += 1
+                sheep_reward[env, sheep] = 0.5
+            else:
+                sheep_reward[env, sheep] = -1.0
+    terminated[env] = left == 0
+
+
+@wp.func
+def gather(
+    env: int, env_id: wp.array[int], episode: wp.array[int], wolf_at: wp.array2d[int], sheep_at: wp.array2d[int]
+):
+    for wolf in range(wolf_at.shape[1]):
+        wolf_at[env, wolf] = (env_id[env] + 2 * episode[env] + 3 * wolf) % CELLS
+    for sheep in range(sheep_at.shape[1]):
+        sheep_at[env, sheep] = (5 * env_id[env] + episode[env] + 2 * sheep) % CELLS
+
+
+@wp.func
+def wolf_sees(
+    env: int,
+    agent: int,
+    wolf_at: wp.array2d[int],
+    sheep_at: wp.array2d[int],
+    wolf_observation: wp.array3d[float],
+    wolf_action_mask: wp.array3d[wp.bool],
+):
+    here = wolf_at[env, agent]
+    wolf_observation[env, agent, 0] = float(here)
+    wolf_observation[env, agent, 1] = float(sheep_at[env, 0])
+    wolf_action_mask[env, agent, 0] = here > 0
+    wolf_action_mask[env, agent, 1] = True
+    wolf_action_mask[env, agent, 2] = here < CELLS - 1
+
+
+@wp.func
+def sheep_sees(env: int, agent: int, sheep_at: wp.array2d[int], sheep_observation: wp.array3d[float]):
+    sheep_observation[env, agent, 0] = float(sheep_at[env, agent])
+
+
+class Meadow(KernelWorld):
+    @dataclass(frozen=True)
+    class Config:
+        max_steps: int = 9
+
+    state = dict(wolf_at=Field(int, (2,)), sheep_at=Field(int, (3,)))
+    groups = (
+        Group("wolf", observation=Box(2), action=Discrete(3), agents=2, masked=True),
+        Group("sheep", observation=Box(1), action=Discrete(2), agents=3, leaves=True),
+    )
+    step = [Each("wolf", move_wolf), Each("sheep", move_sheep), bite]
+    reset = gather
+    observe = [Each("wolf", wolf_sees), Each("sheep", sheep_sees)]
+
+
+class MeadowTwin:
+    """One env of Meadow, in plain Python."""
+
+    def __init__(self, env_id: int, max_steps: int = 9):
+        self.env_id, self.max_steps, self.episode = env_id, max_steps, -1
+
+    def reset(self):
+        self.episode, self.clock = self.episode + 1, 0
+        self.wolves = [(self.env_id + 2 * self.episode + 3 * w) % CELLS for w in range(2)]
+        self.sheep = [(5 * self.env_id + self.episode + 2 * s) % CELLS for s in range(3)]
+        self.alive = [True] * 3
+        return self.see()
+
+    def see(self):
+        wolves = [[w, self.sheep[0]] for w in self.wolves]
+        return wolves, [[s] for s in self.sheep]
+
+    def mask(self):
+        return [[w > 0, True, w < CELLS - 1] for w in self.wolves]
+
+    def step(self, wolf_actions, sheep_actions):
+        self.clock += 1
+        self.wolves = [w + a - 1 for w, a in zip(self.wolves, wolf_actions, strict=True)]
+        wolf_reward, sheep_reward = [0.0] * 2, [0.0] * 3
+        for i in range(3):
+            if self.alive[i]:
+                self.sheep[i] = (self.sheep[i] + sheep_actions[i]) % CELLS
+                biters = [w for w in range(2) if self.wolves[w] == self.sheep[i]]
+                for w in biters:
+                    wolf_reward[w] += 1.0
+                self.alive[i] = not biters
+                sheep_reward[i] = -1.0 if biters else 0.5
+        return wolf_reward, sheep_reward, not any(self.alive), self.clock >= self.max_steps
+
+
+def allowed_actions(mask: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+    """A random allowed choice for each agent."""
+    scores = rng.random(tuple(mask.shape)) * mask.numpy()
+    return torch.as_tensor(scores.argmax(-1).astype(np.int32))
+
+
+@pytest.fixture(scope="module")
+def counting():
+    return Counting(9)
+
+
+# --- restarts and books ---------------------------------------------------------------------------------------------
+
+
+def test_restart_inside_the_step_exactly():
+    """Env 0 ends at steps 1 and 6 (two flags), env 1 at 4 (its own rule), env 2 by the time limit at 5 (cut off)."""
+    world = Counting(3)
+    out = world.reset(0)
+    group = out.groups["counter"]
+    assert group.observation[:, 0].tolist() == [[0, 0], [0, 1000], [0, 2000]]
+    rows = []
+    for _ in range(6):
+        out = world.step(torch.ones(3, 1, dtype=torch.int32))
+        group = out.groups["counter"]
+        rows.append([t.clone() for t in (group.observation, group.reward, out.terminated, out.truncated)])
+    columns = zip(*rows, strict=True)
+    observation, reward, terminated, truncated = (torch.stack(column).squeeze().tolist() for column in columns)
+    # Lengths by env and episode: env 0: 1, 6 -> cut at 5; env 1: 4, 2; env 2: 7 -> cut at 5, then 5: both flags.
+    assert [[int(e[0]) for e in row] for row in observation] == [
+        [0, 1, 1],
+        [1, 2, 2],
+        [2, 3, 3],
+        [3, 0, 4],
+        [4, 1, 0],
+        [0, 0, 1],
+    ]
+    assert [[int(e[1]) % 1000 for e in row] for row in observation] == [
+        [1, 0, 0],
+        [1, 0, 0],
+        [1, 0, 0],
+        [1, 1, 0],
+        [1, 1, 1],
+        [2, 2, 1],
+    ]
+    assert reward == [[11, 11, 11], [11, 12, 12], [12, 13, 13], [13, 14, 14], [14, 11, 15], [15, 12, 11]]
+    assert [[int(f) for f in row] for row in terminated] == [
+        [1, 0, 0],
+        [0, 0, 0],
+        [0, 0, 0],
+        [0, 1, 0],
+        [0, 0, 0],
+        [0, 1, 0],
+    ]
+    assert [[int(f) for f in row] for row in truncated] == [
+        [0, 0, 0],
+        [0, 0, 0],
+        [0, 0, 0],
+        [0, 0, 0],
+        [0, 0, 1],
+        [1, 0, 0],
+    ]
+    final = world.outputs.groups["counter"].final_observation.squeeze().tolist()
+    assert final == [[5, 1], [2, 1001], [5, 2000]]  # env 2 ended a step before: left from then
+
+
+def test_long_play_equals_the_twin(counting):
+    """Forty steps with ends of every kind, both flags at once among them."""
+    actions = random_actions(40, 9)
+    record = play_world(counting, actions)
+    assert_same(record, play_twins([CountingTwin(i) for i in range(9)], actions))
+    assert (record.terminated & record.truncated).any()
+    assert (record.terminated & ~record.truncated).any()
+    assert (record.truncated & ~record.terminated).any()
+
+
+@pytest.mark.parametrize("max_steps", [1, 2])
+def test_very_short_episodes_in_one_env(max_steps):
+    world = Counting(1, config=Counting.Config(max_steps=max_steps))
+    actions = random_actions(12, 1)
+    record = play_world(world, actions)
+    assert_same(record, play_twins([CountingTwin(0, max_steps)], actions))
+    assert world.store.last_length.tolist() == [1 if max_steps == 1 or record.terminated[-1, 0] else 2]
+
+
+def test_statistics_equal_the_twins(counting):
+    actions = random_actions(50, 9, seed=1)
+    record = play_world(counting, actions)
+    episodes, return_sum, length_sum = np.zeros(9, int), np.zeros(9), np.zeros(9, int)
+    running, length, last_return, last_length = np.zeros(9), np.zeros(9, int), np.zeros(9), np.zeros(9, int)
+    for t in range(50):
+        running += record.reward[t]
+        length += 1
+        for i in np.flatnonzero(record.terminated[t] | record.truncated[t]):
+            episodes[i] += 1
+            return_sum[i] += running[i]
+            length_sum[i] += length[i]
+            last_return[i], last_length[i] = running[i], length[i]
+            running[i] = length[i] = 0
+    found = counting.statistics()
+    np.testing.assert_array_equal(found.episodes, episodes)
+    np.testing.assert_array_equal(found.return_sum["counter"], return_sum)
+    np.testing.assert_array_equal(found.length_sum, length_sum)
+    returns, lengths = counting.last_episode()
+    np.testing.assert_array_equal(returns["counter"], last_return)
+    np.testing.assert_array_equal(lengths, last_length)
+
+
+def test_reset_starts_afresh(counting):
+    """A second reset with the same seed forgets everything of the first."""
+    actions = random_actions(20, 9)
+    first = play_world(counting, actions)
+    assert_same(first, play_world(counting, actions))
+    counting.reset(0)
+    assert not counting.statistics().episodes.any()
+
+
+def test_hold_keeps_envs_as_they_are(counting):
+    """Held envs stand still, episode and all; the others go on as if alone."""
+    twins = [CountingTwin(i) for i in range(9)]
+    seen = [twin.reset() for twin in twins]
+    counting.reset(0)
+    rng = np.random.default_rng(0)
+    for action in random_actions(30, 9):
+        hold = rng.random(9) < 0.4
+        out = counting.step(torch.as_tensor(action)[:, None], hold=torch.as_tensor(hold))
+        group = out.groups["counter"]
+        for i in np.flatnonzero(~hold):
+            seen[i], reward, terminated, truncated = twins[i].step(int(action[i]))
+            assert bool(out.terminated[i]) == terminated
+            assert bool(out.truncated[i]) == truncated
+            assert float(group.reward[i, 0]) == reward
+            if terminated or truncated:
+                assert group.final_observation[i, 0].tolist() == seen[i].tolist()
+                seen[i] = twins[i].reset()
+        np.testing.assert_array_equal(group.observation[:, 0], np.stack(seen))
+    assert counting.statistics().episodes.tolist() == [twin.episode for twin in twins]
+
+
+def test_hold_keeps_the_last_final_observation(counting):
+    """What an env saw last stays readable while it is held."""
+    counting.reset(0)
+    counting.step(torch.zeros(9, 1, dtype=torch.int32))
+    assert counting.outputs.terminated[0]
+    hold = torch.zeros(9, dtype=torch.bool)
+    hold[0] = True
+    out = counting.step(torch.zeros(9, 1, dtype=torch.int32), hold=hold)
+    assert out.groups["counter"].final_observation[0, 0].tolist() == [1, 0]
+    assert out.groups["counter"].observation[0, 0].tolist() == [0, 1]
+
+
+def test_restart_begins_a_new_episode_where_asked(counting):
+    counting.reset(0)
+    for _ in range(2):
+        counting.step(torch.zeros(9, 1, dtype=torch.int32))
+    before = counting.outputs.groups["counter"].observation.clone()
+    reward = counting.outputs.groups["counter"].reward.clone()
+    mask = torch.zeros(9, dtype=torch.bool)
+    mask[[2, 5]] = True
+    counting.restart(mask)
+    after = counting.outputs.groups["counter"]
+    np.testing.assert_array_equal(after.observation[~mask], before[~mask])
+    assert (after.observation[mask, 0, 0] == 0).all()
+    np.testing.assert_array_equal(after.observation[mask, 0, 1], before[mask, 0, 1] + 1)
+    np.testing.assert_array_equal(after.reward, reward)
+    out = counting.step(torch.zeros(9, 1, dtype=torch.int32))
+    assert out.groups["counter"].reward[mask, 0].tolist() == [1.0, 1.0]
+
+
+def test_step_into_given_tensors_equals_plain_steps(counting):
+    """Rows of a rollout receive what the world's own arrays would have, and the world goes on from there."""
+    actions = random_actions(16, 9)
+    expected = play_world(counting, actions)
+    counting.reset(0)
+    observation, reward = torch.full((16, 9, 1, 2), -1.0), torch.full((16, 9, 1), -1.0)
+    terminated, truncated = torch.ones(16, 9, dtype=torch.bool), torch.ones(16, 9, dtype=torch.bool)
+    final = torch.zeros(9, 1, 2)
+    rows = torch.as_tensor(actions)[:, :, None]
+    for t in range(16):
+        into = Outputs(terminated[t], truncated[t], {"counter": GroupOutputs(observation[t], reward[t], final)})
+        assert counting.step(rows[t], into=into) is into
+    np.testing.assert_array_equal(observation[:, :, 0], expected.observation)
+    np.testing.assert_array_equal(reward[:, :, 0], expected.reward)
+    np.testing.assert_array_equal(terminated, expected.terminated)
+    np.testing.assert_array_equal(truncated, expected.truncated)
+
+
+def test_step_into_reads_actions_laid_out_in_any_way(counting):
+    """Two tensors that begin at the same address, one with gaps, are two different actions."""
+    base = torch.as_tensor(random_actions(1, 18)[0])
+    group = GroupOutputs(torch.zeros(9, 1, 2), torch.zeros(9, 1), torch.zeros(9, 1, 2))
+    into = Outputs(torch.zeros(9, dtype=torch.bool), torch.zeros(9, dtype=torch.bool), {"counter": group})
+    counting.reset(0)
+    for actions in (base[:9], base[::2]):
+        counting.reset(0)
+        counting.step(actions[:, None], into=into)
+        assert group.reward[:, 0].tolist() == (1 + 10 * actions).tolist()
+
+
+def test_play_equals_step_by_step(counting):
+    actions = random_actions(20, 9, seed=4)
+    expected = play_world(counting, actions)
+    books = saved(counting)
+    counting.reset(0)
+    counting.play({"counter": torch.as_tensor(actions)[:, :, None]})()
+    np.testing.assert_array_equal(counting.outputs.groups["counter"].observation[:, 0], expected.observation[-1])
+    for name in ("clock", "episode", "step_count", "finished", "return_sum", "length_sum", "last_return", "reward"):
+        np.testing.assert_array_equal(counting.store[name], books[name], err_msg=name)
+
+
+# --- batches and threads --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def large_drift():
+    actions = random_actions(20, 8192)
+    return actions, play_world(Drift(8192), actions, seed=3)
+
+
+def part(record, rows: slice):
+    return type(record)(record.first[rows], *(a[:, rows] for name, a in vars(record).items() if name != "first"))
+
+
+def test_an_env_does_not_depend_on_its_batch(large_drift):
+    """Env i walks the same way, bit for bit, in a batch of 8, of 1 and of 8192, over restarts."""
+    actions, record = large_drift
+    assert (record.terminated | record.truncated)[:, :8].any(axis=0).all()
+    assert_same(play_world(Drift(8), actions[:, :8], seed=3), part(record, slice(0, 8)))
+    assert_same(play_world(Drift(1), actions[:, :1], seed=3), part(record, slice(0, 1)))
+
+
+def test_a_batch_can_be_split_over_processes(large_drift):
+    """A world that holds envs 4096 to 4100 of a larger one does as they do."""
+    actions, record = large_drift
+    world = Drift(5)
+    world.reset(3, first_env=4096)
+    assert_same(play_world(world, actions[:, 4096:4101], seed=None), part(record, slice(4096, 4101)))
+
+
+def test_envs_and_seeds_differ(large_drift):
+    actions, record = large_drift
+    assert len(np.unique(record.first, axis=0)) == 8192
+    assert not (play_world(Drift(8), actions[:, :8], seed=4).first == record.first[:8]).any()
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_change_nothing(threads, monkeypatch):
+    """Sliced over CPU threads, with slices that do not divide evenly, the numbers are those of one thread."""
+    envs = 3 * 4096 + 5
+    actions = random_actions(10, envs)
+    records = []
+    for n in (1, threads):
+        monkeypatch.setattr("shoal.core.launch.cpu_threads", lambda n=n: n)
+        records.append(play_world(Drift(envs), actions))
+    assert_same(*records)
+
+
+def test_play_on_threads_equals_step_by_step(monkeypatch):
+    monkeypatch.setattr("shoal.core.launch.cpu_threads", lambda: 2)
+    world = Drift(8195)
+    actions = random_actions(10, 8195)
+    expected = play_world(world, actions)
+    world.reset(0)
+    world.play({"leaf": torch.as_tensor(actions)[:, :, None]})()
+    np.testing.assert_array_equal(world.outputs.groups["leaf"].observation[:, 0], expected.observation[-1])
+
+
+# --- saved states ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [Drift, TorchDrift])
+def test_a_saved_state_continues_bit_for_bit(kind):
+    world = kind(8)
+    actions = random_actions(30, 8)
+    play_world(world, actions[:13], seed=5)
+    state = saved(world)
+    expected = play_world(world, actions[13:], seed=None)
+    other = kind(8)
+    other.load_state_dict(state)
+    assert_same(play_world(other, actions[13:], seed=None), expected)
+    for name, tensor in world.state_dict().items():
+        np.testing.assert_array_equal(tensor, other.state_dict()[name], err_msg=name)
+
+
+def test_the_state_of_another_number_of_envs_is_refused():
+    small, large = Counting(1), Counting(4)
+    small.reset(0)
+    large.reset(0)
+    with pytest.raises((ShoalError, RuntimeError)):
+        large.load_state_dict(saved(small))
+
+
+# --- worlds written with torch --------------------------------------------------------------------------------------
+
+
+def test_torch_world_equals_its_kernel_twin():
+    """Same random numbers, same restarts, same books; results differ by rounding at most."""
+    actions = random_actions(40, 16)
+    one, other = Drift(16), TorchDrift(16)
+    kernels, methods = play_world(one, actions, seed=9), play_world(other, actions, seed=9)
+    assert_same(kernels, methods)
+    assert kernels.terminated.any()
+    np.testing.assert_array_equal(one.statistics().return_sum["leaf"], other.statistics().return_sum["leaf"])
+
+
+def test_torch_world_with_hold_equals_its_kernel_twin():
+    one, other = Drift(16), TorchDrift(16)
+    one.reset(2)
+    other.reset(2)
+    rng = np.random.default_rng(0)
+    for row in random_actions(25, 16):
+        hold = torch.as_tensor(rng.random(16) < 0.5)
+        actions = torch.as_tensor(row)[:, None]
+        a, b = one.step(actions, hold=hold), other.step(actions, hold=hold)
+        np.testing.assert_array_equal(a.groups["leaf"].observation, b.groups["leaf"].observation)
+        np.testing.assert_array_equal(a.terminated, b.terminated)
+        np.testing.assert_array_equal(a.groups["leaf"].reward, b.groups["leaf"].reward)
+    np.testing.assert_array_equal(one.statistics().episodes, other.statistics().episodes)
+
+
+@pytest.mark.parametrize("bounds", [(-0.6, -0.4), (0.1, 0.7)])
+def test_torch_uniform_is_the_kernels_uniform(bounds):
+    """`self.uniform` gives the bits of a kernel's `uniform` for any bounds."""
+    low, high = bounds
+
+    @wp.func
+    def put(env: int, rng: Random, low: float, high: float, place: wp.array[float]):
+        place[env] = uniform(rng, 5, low, high)
+
+    @wp.func
+    def nothing(env: int, place: wp.array[float]):
+        place[env] = place[env]
+
+    @wp.func
+    def show(env: int, place: wp.array[float], observation: wp.array2d[float]):
+        observation[env, 0] = place[env]
+
+    class Put(KernelWorld):
+        @dataclass(frozen=True)
+        class Config:
+            low: float
+            high: float
+
+        state = dict(place=Field())
+        groups = (Group("g", observation=Box(1), action=Discrete(1)),)
+        step, reset, observe = nothing, put, show
+
+    world = Put(512, config=Put.Config(low, high))
+    world.reset(1)
+    np.testing.assert_array_equal(world.store.place, world.uniform(low, high, stream=5))
+
+
+class TorchQuitters(KernelWorld):
+    """Two agents; agent 0 leaves after two steps."""
+
+    state = dict(clock=Field(int))
+    groups = (Group("g", observation=Box(1), action=Discrete(2), agents=2, leaves=True),)
+
+    def step(self, s):
+        s.clock.add_(1)
+        s.alive[:, 0] = s.clock < 2
+
+    def reset(self, s):
+        return {"clock": torch.zeros_like(s.clock)}
+
+    def observe(self, s):
+        return s.clock[:, None, None].expand(-1, 2, 1)
+
+
+def test_torch_step_does_not_change_alive_of_held_envs():
+    world = TorchQuitters(3)
+    world.reset(0)
+    actions = torch.zeros(3, 2, dtype=torch.int32)
+    world.step(actions)
+    out = world.step(actions, hold=torch.tensor([False, True, False]))
+    assert out.groups["g"].alive.tolist() == [[False, True], [True, True], [False, True]]
+    assert out.groups["g"].observation[:, 0, 0].tolist() == [2, 1, 2]
+
+
+# --- agents and groups ----------------------------------------------------------------------------------------------
+
+
+def meadow_rows(outputs) -> dict[str, list]:
+    wolf, sheep = outputs.groups["wolf"], outputs.groups["sheep"]
+    return dict(
+        wolf=wolf.observation.tolist(),
+        sheep=sheep.observation.tolist(),
+        mask=wolf.action_mask.tolist(),
+        alive=sheep.alive.tolist(),
+    )
+
+
+def test_two_groups_equal_the_twin():
+    """Observations, rewards, who is alive, what is allowed, ends and group returns over many episodes."""
+    envs = 7
+    world, twins = Meadow(envs), [MeadowTwin(i) for i in range(envs)]
+    out = world.reset(0)
+    seen = [twin.reset() for twin in twins]
+    rng = np.random.default_rng(0)
+    returns = {"wolf": np.zeros(envs), "sheep": np.zeros(envs)}
+    running = {"wolf": np.zeros(envs), "sheep": np.zeros(envs)}
+    ends = set()
+    for _ in range(60):
+        rows = meadow_rows(out)
+        for i, twin in enumerate(twins):
+            assert (rows["wolf"][i], rows["sheep"][i]) == seen[i]
+            assert rows["mask"][i] == twin.mask()
+            assert rows["alive"][i] == twin.alive
+        actions = {
+            "wolf": allowed_actions(out.groups["wolf"].action_mask, rng),
+            "sheep": torch.as_tensor(rng.integers(0, 2, (envs, 3), dtype=np.int32)),
+        }
+        out = world.step(actions)
+        for i, twin in enumerate(twins):
+            wolf, sheep, terminated, truncated = twin.step(actions["wolf"][i].tolist(), actions["sheep"][i].tolist())
+            assert out.groups["wolf"].reward[i].tolist() == wolf
+            assert out.groups["sheep"].reward[i].tolist() == sheep
+            assert (bool(out.terminated[i]), bool(out.truncated[i])) == (terminated, truncated)
+            running["wolf"][i] += np.mean(wolf)
+            running["sheep"][i] += np.mean(sheep)
+            seen[i] = twin.see()
+            if terminated or truncated:
+                final = (
+                    out.groups["wolf"].final_observation[i].tolist(),
+                    out.groups["sheep"].final_observation[i].tolist(),
+                )
+                assert final == seen[i]
+                ends.add((terminated, truncated))
+                for name in returns:
+                    returns[name][i] += running[name][i]
+                    running[name][i] = 0.0
+                seen[i] = twin.reset()
+    assert {(True, False), (False, True)} <= ends
+    for name, expected in returns.items():
+        np.testing.assert_allclose(world.statistics().return_sum[name], expected, rtol=1e-5)
+
+
+def test_alive_is_carried_along_the_rows_of_a_rollout():
+    """Stepping into rows that hold old numbers shows the same agents alive as stepping in place."""
+    envs, steps = 7, 20
+    rng = np.random.default_rng(1)
+    world = Meadow(envs)
+    out = world.reset(0)
+    actions, alive = [], []
+    for _ in range(steps):
+        row = {
+            "wolf": allowed_actions(out.groups["wolf"].action_mask, rng),
+            "sheep": torch.as_tensor(rng.integers(0, 2, (envs, 3), dtype=np.int32)),
+        }
+        out = world.step(row)
+        actions.append(row)
+        alive.append(out.groups["sheep"].alive.clone())
+    assert any(not row.all() for row in alive)
+    world.reset(0)
+    for stale in (True, False):
+        world.reset(0)
+        for row, expected in zip(actions, alive, strict=True):
+            groups = {}
+            for g in world.groups:
+                shape = (envs, g.agents)
+                groups[g.name] = GroupOutputs(
+                    torch.zeros(*shape, *g.observation.shape),
+                    torch.zeros(shape),
+                    torch.zeros(*shape, *g.observation.shape),
+                    torch.full(shape, stale) if g.leaves else None,
+                    torch.zeros(*shape, g.choices, dtype=torch.bool) if g.masked else None,
+                )
+            into = Outputs(torch.zeros(envs, dtype=torch.bool), torch.zeros(envs, dtype=torch.bool), groups)
+            world.step(row, into=into)
+            np.testing.assert_array_equal(groups["sheep"].alive, expected)
+
+
+# --- errors ---------------------------------------------------------------------------------------------------------
+
+
+def world_with(step, config=None, **changes):
+    """Counting with other parts."""
+    parts = dict(state=Counting.state, groups=Counting.groups, step=step, reset=count_zero, observe=show_clock)
+    parts["Config"] = config or KernelWorld.Config
+    return type("Odd", (KernelWorld,), {**parts, **changes})
+
+
+@wp.func
+def count_zero(env: int, clock: wp.array[int]):
+    clock[env] = 0
+
+
+@wp.func
+def show_clock(env: int, clock: wp.array[int], observation: wp.array2d[float]):
+    observation[env, 0] = float(clock[env])
+
+
+@wp.func
+def misspelt(env: int, clok: wp.array[int]):
+    clok[env] = 1
+
+
+@wp.func
+def wrong_type(env: int, clock: wp.array[float]):
+    clock[env] = 1.0
+
+
+@wp.func
+def wrong_dimensions(env: int, clock: wp.array3d[int]):
+    clock[env, 0, 0] = 1
+
+
+@wp.func
+def array_as_number(env: int, clock: int, reward: wp.array[float]):
+    reward[env] = float(clock)
+
+
+@wp.func
+def without_env(clock: wp.array[int]):
+    clock[0] = 1
+
+
+@wp.func
+def odd_rng(env: int, rng: int, clock: wp.array[int]):
+    clock[env] = rng
+
+
+@wp.func
+def per_agent(env: int, agent: int, clock: wp.array[int]):
+    clock[env] = agent
+
+
+def plain_python(env, clock):
+    clock[env] = 1
+
+
+@pytest.mark.parametrize(
+    ("step", "says"),
+    [
+        (misspelt, r"misspelt.*'clok'.*did you mean 'clock'"),
+        (wrong_type, r"wrong_type.*'clock'.*int32.*float"),
+        (wrong_dimensions, r"wrong_dimensions.*'clock'.*3-D"),
+        (array_as_number, r"array_as_number.*'clock' is an array"),
+        (without_env, r"without_env.*`env: int`"),
+        (odd_rng, r"odd_rng.*rng: Random"),
+        ([plain_python], r"plain_python.*@wp.func"),
+    ],
+)
+def test_a_function_that_does_not_fit_is_named(step, says):
+    with pytest.raises(ShoalError, match=says):
+        world_with(step)(2)
+
+
+def test_a_setting_taken_for_an_array_is_named():
+    @dataclass(frozen=True)
+    class Config:
+        clok: int = 3
+
+    with pytest.raises(ShoalError, match=r"misspelt.*'clok' is a setting"):
+        world_with(misspelt, Config)(2)
+
+
+def test_a_setting_named_like_an_array_is_named():
+    @dataclass(frozen=True)
+    class Config:
+        clock: int = 3
+
+    with pytest.raises(ShoalError, match=r"Odd: clock is both a setting and an array"):
+        world_with(count_zero, Config)(2)
+
+
+def test_an_array_named_like_a_standard_one_is_named():
+    with pytest.raises(ShoalError, match="'reward'"):
+        world_with(count_zero, state=dict(clock=Field(int), reward=Field()))(2)
+
+
+def test_a_function_per_agent_needs_a_group_where_there_are_several():
+    groups = tuple(Group(name, observation=Box(1), action=Discrete(2)) for name in ("a", "b"))
+    with pytest.raises(ShoalError, match=r"per_agent.*Each"):
+        world_with(per_agent, groups=groups)(2)
+
+
+def test_a_missing_stage_and_missing_groups_are_named():
+    with pytest.raises(ShoalError, match="`step`"):
+        type("Odd", (KernelWorld,), dict(groups=Counting.groups))(2)
+    with pytest.raises(ShoalError, match=r"Odd.*groups"):
+        world_with(count_zero, groups=())(2)
+
+
+@pytest.mark.parametrize("envs", [0, -3])
+def test_a_world_needs_envs(envs):
+    with pytest.raises(ShoalError, match=f"num_envs={envs}"):
+        Counting(envs)
+
+
+def test_a_time_limit_below_one_is_refused():
+    with pytest.raises(ShoalError, match=r"max_steps.*0"):
+        Counting(2, config=Counting.Config(max_steps=0))
+
+
+@pytest.mark.parametrize(
+    ("actions", "says"),
+    [
+        (torch.zeros(9, 1), "'counter'.*int32.*float32"),
+        (torch.zeros(9, dtype=torch.int32), r"'counter'.*\(9, 1\)"),
+        (torch.zeros(8, 1, dtype=torch.int32), r"'counter'.*\(9, 1\).*\(8, 1\)"),
+        (torch.full((9, 1), 3, dtype=torch.int32), "'counter'.*3 at index"),
+        (torch.full((9, 1), -1, dtype=torch.int32), "'counter'.*-1 at index"),
+        ({"other": torch.zeros(9, 1, dtype=torch.int32)}, "'counter'"),
+    ],
+)
+def test_wrong_actions_are_named_and_change_nothing(counting, actions, says):
+    counting.reset(0)
+    before = saved(counting)
+    with pytest.raises(ShoalError, match=says):
+        counting.step(actions)
+    for name, tensor in counting.state_dict().items():
+        np.testing.assert_array_equal(tensor, before[name], err_msg=name)
+
+
+def test_actions_for_a_group_that_does_not_exist_are_named(counting):
+    counting.reset(0)
+    actions = {"counter": torch.zeros(9, 1, dtype=torch.int32), "ghost": torch.zeros(9, 1, dtype=torch.int32)}
+    with pytest.raises(ShoalError, match="ghost"):
+        counting.step(actions)
+
+
+def test_one_tensor_is_not_enough_for_two_groups():
+    world = Meadow(2)
+    world.reset(0)
+    with pytest.raises(ShoalError, match="wolf, sheep"):
+        world.step(torch.zeros(2, 2, dtype=torch.int32))
+
+
+def test_wrong_actions_are_refused_in_a_row_used_before(counting):
+    """A tensor at an address that was good once is looked at again if its shape is another."""
+    base = torch.zeros(9, 1, dtype=torch.int32)
+    group = GroupOutputs(torch.zeros(9, 1, 2), torch.zeros(9, 1), torch.zeros(9, 1, 2))
+    into = Outputs(torch.zeros(9, dtype=torch.bool), torch.zeros(9, dtype=torch.bool), {"counter": group})
+    counting.reset(0)
+    counting.step(base, into=into)
+    with pytest.raises(ShoalError, match="'counter'"):
+        counting.step(base[:4], into=into)
+
+
+def test_step_before_reset_and_after_close():
+    world = Counting(2)
+    actions = torch.zeros(2, 1, dtype=torch.int32)
+    for use in (lambda: world.step(actions), lambda: world.play({"counter": actions[None]})):
+        with pytest.raises(ShoalError, match=r"counting.*reset"):
+            use()
+    world.reset(0)
+    world.step(actions)
+    world.close()
+    for use in (lambda: world.step(actions), lambda: world.play({"counter": actions[None]})):
+        with pytest.raises(ShoalError, match=r"counting.*close"):
+            use()
+    world.reset(0)
+    assert world.step(actions).groups["counter"].reward.tolist() == [[1.0], [1.0]]
+
+
+def test_time_limit_is_known_only_if_it_is_the_only_cut():
+    @wp.func
+    def cuts(env: int, truncated: wp.array[wp.bool]):
+        truncated[env] = True
+
+    assert Counting(1).time_limit == 5
+    assert world_with(count_zero)(1).time_limit is None
+    assert world_with(cuts, Counting.Config)(1).time_limit is None
+    assert TorchDrift(1).time_limit is None

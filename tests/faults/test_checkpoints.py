@@ -1,0 +1,139 @@
+"""Damaged, foreign and half-written checkpoints, full disks and locked folders."""
+
+import json
+import pickle
+
+import pytest
+import torch
+
+import shoal
+from shoal.errors import ShoalError
+from shoal.run import checkpoint, folder
+from shoal.run.checkpoint import load_checkpoint, load_latest, save_checkpoint
+from shoal.run.config import make_job
+from shoal.run.folder import RunFolder
+from shoal.run.train import SaveFailed, load_run
+
+STATE = {"weights": torch.arange(12.0).view(3, 4), "steps": torch.tensor(7)}
+SMALL = dict(num_envs=16, rollout=8, eval_episodes=2, quiet=True, device="cpu")
+
+
+@pytest.fixture
+def saved(tmp_path):
+    save_checkpoint(tmp_path, STATE, 1, 100)
+    save_checkpoint(tmp_path, {**STATE, "steps": torch.tensor(8)}, 2, 200)
+    return tmp_path
+
+
+def damage(path, how):
+    data = bytearray(path.read_bytes())
+    if how == "truncated":
+        path.write_bytes(data[: len(data) // 2])
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "flipped":
+        data[-5] ^= 0x10
+        path.write_bytes(data)
+    elif how == "missing":
+        path.unlink()
+
+
+def test_round_trip(saved):
+    found = load_checkpoint(saved / "step_000000000200", "cpu")
+    assert (found.iteration, found.steps) == (2, 200)
+    torch.testing.assert_close(found.state["weights"], STATE["weights"])
+
+
+@pytest.mark.parametrize("how", ["truncated", "empty", "flipped", "missing"])
+@pytest.mark.parametrize("name", ["state.safetensors", "manifest.json"])
+def test_damage_is_refused_by_name_and_the_one_before_is_used(saved, name, how):
+    if (name, how) == ("manifest.json", "flipped"):
+        (saved / "step_000000000200" / name).write_text("{}")
+    else:
+        damage(saved / "step_000000000200" / name, how)
+    with pytest.raises(ShoalError, match=name):
+        load_checkpoint(saved / "step_000000000200", "cpu")
+    warnings = []
+    assert load_latest(saved, "cpu", warnings.append).steps == 100
+    assert name in warnings[0]
+
+
+def test_pickle_is_refused_and_not_executed(saved, tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "executed"), "w"))
+
+    file = saved / "step_000000000200" / "state.safetensors"
+    file.write_bytes(pickle.dumps(Trap()))
+    manifest = file.with_name("manifest.json")
+    facts = json.loads(manifest.read_text())
+    facts["sha256"] = checkpoint._checksum(file)
+    manifest.write_text(json.dumps(facts))
+    with pytest.raises(ShoalError, match="damaged"):
+        load_checkpoint(saved / "step_000000000200", "cpu")
+    assert not (tmp_path / "executed").exists()
+
+
+def test_killed_while_saving_leaves_the_previous_one(saved, monkeypatch):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint.os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        save_checkpoint(saved, STATE, 3, 300)
+    assert load_latest(saved, "cpu", pytest.fail).steps == 200
+    (saved / ".writing_000000000300").mkdir()  # as a process killed outright would leave it
+    load_latest(saved, "cpu", pytest.fail)
+    assert not list(saved.glob(".writing_*"))
+
+
+def test_full_disk_warns_and_training_goes_on_but_the_final_save_counts(tmp_path, monkeypatch, capsys):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(folder, "save_checkpoint", full)
+    with pytest.raises(SaveFailed, match="could not be saved"):
+        shoal.train("cartpole", total_steps=512, checkpoint_every=128, run_dir=tmp_path / "run", **SMALL)
+    assert "No space left" in capsys.readouterr().err
+    assert RunFolder(tmp_path / "run").metrics()[-1]["steps"] == 512
+
+
+def test_other_shapes_are_all_listed_and_nothing_is_loaded(tmp_path):
+    run = shoal.train("cartpole", total_steps=256, run_dir=tmp_path / "run", **SMALL)
+    config = run.path / "config.json"
+    facts = json.loads(config.read_text())
+    facts["train"]["hidden"] = [32, 64]
+    config.write_text(json.dumps(facts))
+    with pytest.raises(ShoalError) as error:
+        load_run(run.path, device="cpu")
+    assert "policy_torso.layers.0.weight" in str(error.value)
+    assert "(64, 4) in the checkpoint" in str(error.value)
+    assert "value_torso.layers.2.weight" in str(error.value)
+    with pytest.raises(ShoalError, match="does not fit this run"):
+        shoal.resume(run.path, total_steps=1024)
+
+
+def test_second_writer_is_refused(tmp_path):
+    job = make_job("cartpole", run_dir=tmp_path / "run", **SMALL)
+    first = RunFolder.create(job)
+    with pytest.raises(ShoalError, match="Another process is writing"):
+        RunFolder.create(job)
+    first.unlock()
+    with pytest.raises(ShoalError, match="already holds a run"):
+        RunFolder.create(job)
+
+
+def test_old_checkpoints_go_but_the_best_stays(tmp_path):
+    class Fixed:
+        def __init__(self, mean):
+            self.mean = mean
+
+    job = make_job("cartpole", run_dir=tmp_path / "run", **SMALL)
+    run = RunFolder.create(job)
+    for i, mean in enumerate([1.0, 9.0, 2.0, 3.0, 4.0, 5.0]):
+        path = run.save(STATE, i, i * 100)
+        run.record_score(i * 100, {"cart": Fixed(mean)}, path)
+    kept = sorted(int(p.name.removeprefix("step_")) for p in run.checkpoints.glob("step_*"))
+    assert kept == [100, 300, 400, 500]
+    assert run.pick("best").name.endswith("100")
+    assert run.pick("last").name.endswith("500")

@@ -1,0 +1,85 @@
+"""Signals, and numbers that are not finite."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import shoal
+from shoal.core import Box, Discrete, Field, Group, KernelWorld
+from shoal.errors import ShoalError
+from shoal.run.checkpoint import load_checkpoint
+from shoal.run.folder import RunFolder
+
+FLAGS = ["--num-envs", "32", "--rollout", "8", "--eval-episodes", "2", "--device", "cpu", "--no-anneal-lr"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stopped_run_is_saved_and_continues_exactly(tmp_path, number, code):
+    """Stop a long run with a signal, resume it for two iterations, and compare with a run that was never stopped."""
+    path = tmp_path / "run"
+    command = [sys.executable, "-m", "shoal", "train", "cartpole", "--run-dir", str(path), "--total-steps", "1e8"]
+    process = subprocess.Popen([*command, *FLAGS], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not (path / "metrics.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == code
+    assert "shoal resume" in errors
+    stopped = load_checkpoint(RunFolder(path).pick("last"), "cpu").steps
+    total = stopped + 2 * 32 * 8
+    shoal.resume(path, total_steps=total, quiet=True)
+    whole = shoal.train(
+        "cartpole",
+        run_dir=tmp_path / "whole",
+        total_steps=total,
+        num_envs=32,
+        rollout=8,
+        eval_episodes=2,
+        device="cpu",
+        anneal_lr=False,
+        compile="off",
+        quiet=True,
+    )
+    a = load_checkpoint(RunFolder(path).pick("last"), "cpu").state
+    b = load_checkpoint(whole.folder.pick("last"), "cpu").state
+    assert [name for name in a if not torch.equal(a[name], b[name])] == []
+
+
+class Poisoned(KernelWorld):
+    """Env 5 gives a reward that is not a number in its 20th step."""
+
+    @dataclass(frozen=True)
+    class Config:
+        max_steps: int = 100
+
+    state = dict(clock=Field(float))
+    groups = (Group("agent", observation=Box(1), action=Discrete(2)),)
+
+    def step(self, s):
+        s.clock += 1.0
+        bad = (s.clock == 20.0) & (s.env_id == 5)
+        s.reward[:, 0] = torch.where(bad, float("nan"), 1.0)
+
+    def reset(self, s):
+        return dict(clock=torch.zeros_like(s.clock))
+
+    def observe(self, s):
+        return s.clock.unsqueeze(-1) / 100.0
+
+
+def test_nan_is_caught_with_env_field_and_state(tmp_path):
+    settings = dict(num_envs=16, rollout=8, total_steps=16 * 8 * 10, device="cpu", quiet=True, log_every=0.0)
+    with pytest.raises(ShoalError, match="Env 5, agent 0 of .* gave a reward that is not finite") as error:
+        shoal.train(f"{__name__}:Poisoned", run_dir=tmp_path / "run", checkpoint_every=16 * 8, **settings)
+    assert "last good checkpoint stands" in str(error.value)
+    assert json.loads((tmp_path / "run" / "bad_env.json").read_text())["env_id"] == 5
+    good = load_checkpoint(RunFolder(tmp_path / "run").pick("last"), "cpu")
+    assert good.steps == 2 * 16 * 8
+    assert all(torch.isfinite(t.float()).all() for t in good.state.values())

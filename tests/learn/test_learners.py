@@ -1,0 +1,413 @@
+"""A2C and PPO against a plain torch version of one update; what stops a step and who is left out of it."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch.distributions import Categorical, Independent, Normal
+
+from shoal.core import Box, Discrete, Group, MultiDiscrete, ShoalError
+from shoal.learn import A2C, PPO, A2CConfig, PPOConfig
+from shoal.learn.rollout import Rollout
+from shoal.learn.shuffle import order_plan
+from shoal.policy import ActorCritic, mlp_torso
+from tests.helpers import advantage_twin, random_rollout
+
+STEPS, ENVS, AGENTS = 6, 4, 2
+SAMPLES = STEPS * ENVS * AGENTS
+PLAIN = Group("g", observation=Box(3), action=Discrete(4), agents=AGENTS)
+GROUPS = {
+    "choices": PLAIN,
+    "masked choices that leave": Group("g", Box(3), Discrete(4), AGENTS, masked=True, leaves=True),
+    "several choices": Group("g", Box(3), MultiDiscrete((2, 3)), AGENTS),
+    "numbers": Group("g", Box(3), Box(2, -1.0, 1.0), AGENTS, leaves=True),
+}
+
+
+def make_policy(group: Group, normalise=False, shared=True) -> ActorCritic:
+    torch.manual_seed(0)
+    policy = ActorCritic(group, mlp_torso((16,), "tanh"), shared, normalise, -0.3)
+    with torch.no_grad():
+        for p in policy.head.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    return policy
+
+
+def make_rollout(policy: ActorCritic, seed=0, off_policy=0.3) -> Rollout:
+    """Random experience; the behaviour's log-probabilities are `off_policy` away from the policy's."""
+    group = policy.group
+    torch.manual_seed(seed)
+    rollout = random_rollout(STEPS, ENVS, AGENTS, group.leaves, seed, group=group)
+    rollout.observation.normal_()
+    rollout.final_observation.normal_()
+    if group.masked:
+        rollout.action_mask.copy_(torch.rand(rollout.action_mask.shape) < 0.6)
+        rollout.action_mask[..., 0] = True
+    mask = None if rollout.action_mask is None else rollout.action_mask[:-1].flatten(0, 2)
+    with torch.no_grad():
+        params = policy.distribution(rollout.observation[:-1].flatten(0, 2), mask)
+        noise = torch.rand if not isinstance(group.action, Box) else torch.randn
+        action, log_prob = policy.head.sample(params, noise(SAMPLES, policy.head.noise_width))
+    rollout.action.copy_(action.view_as(rollout.action))
+    rollout.log_prob.copy_((log_prob + off_policy * torch.randn(SAMPLES)).view_as(rollout.log_prob))
+    return rollout
+
+
+# --- the plain version ----------------------------------------------------------------------------------------------
+
+
+def twin_log_prob(policy, params, action):
+    """Log-probability and entropy with torch.distributions."""
+    space = policy.group.action
+    if isinstance(space, Box):
+        mean, log_std = params.chunk(2, dim=-1)
+        twin = Independent(Normal(mean, log_std.exp()), 1)
+        return twin.log_prob(action), twin.entropy()
+    nvec = (space.n,) if isinstance(space, Discrete) else space.nvec
+    twins = [Categorical(logits=part) for part in params.split(nvec, dim=-1)]
+    columns = action.view(len(action), -1).long()
+    return sum(t.log_prob(columns[:, i]) for i, t in enumerate(twins)), sum(t.entropy() for t in twins)
+
+
+def twin_update(policy: ActorCritic, rollout: Rollout, c, picks: list[torch.Tensor]) -> list[float]:
+    """The update as one would write it by hand: values, advantages, then one step of Adam per mini-batch."""
+    observation = rollout.observation[:-1].flatten(0, 2)
+    with torch.no_grad():
+        value = policy.value(rollout.observation.flatten(0, 2)).view(STEPS + 1, ENVS, AGENTS).numpy()
+        final_value = policy.value(rollout.final_observation.flatten(0, 2)).view(STEPS, ENVS, AGENTS).numpy()
+    advantage, target = advantage_twin(rollout, value, final_value, c.gamma, c.lam)
+    advantage, target = (torch.as_tensor(a, dtype=torch.float32).flatten() for a in (advantage, target))
+    old_value, old_log_prob = torch.as_tensor(value[:-1]).flatten(), rollout.log_prob.flatten()
+    action = rollout.action.flatten(0, 2)
+    optimiser = torch.optim.Adam(policy.parameters(), lr=c.lr, eps=c.adam_eps)
+    found = []
+    for pick in picks:
+        if rollout.alive is not None:
+            pick = pick[rollout.alive[:-1].flatten()[pick]]
+        mask = None if rollout.action_mask is None else rollout.action_mask[:-1].flatten(0, 2)[pick]
+        log_prob, entropy = twin_log_prob(policy, policy.distribution(observation[pick], mask), action[pick])
+        a = advantage[pick]
+        if c.normalise_advantage:
+            a = (a - a.mean()) / a.std(correction=0)
+        v, r = policy.value(observation[pick]), target[pick]
+        if isinstance(c, PPOConfig):
+            ratio = torch.exp(log_prob - old_log_prob[pick])
+            policy_loss = -torch.min(ratio * a, ratio.clamp(1 - c.clip, 1 + c.clip) * a).mean()
+        else:
+            policy_loss = -(log_prob * a).mean()
+        errors = (v - r) ** 2
+        if getattr(c, "clip_value", None) is not None:
+            near = torch.clamp(v, old_value[pick] - c.clip_value, old_value[pick] + c.clip_value)
+            errors = torch.max(errors, (near - r) ** 2)
+        loss = policy_loss + c.value_weight * 0.5 * errors.mean() - c.entropy * entropy.mean()
+        optimiser.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), c.clip_norm)
+        optimiser.step()
+        found.append(loss.item())
+    return found
+
+
+def assert_same_policy(one: ActorCritic, other: ActorCritic, tolerance: float = 2e-5) -> None:
+    for (name, a), b in zip(one.named_parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def vector(policy: ActorCritic) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in policy.parameters()]).clone()
+
+
+def learner(kind, policy, rollout, config, seed=0):
+    made = kind(policy, rollout, config, seed)
+    made.set_progress(0.0)
+    return made
+
+
+ALL = torch.arange(SAMPLES)
+
+
+@pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        (A2C, A2CConfig(lr=0.01, entropy=0.02)),
+        (A2C, A2CConfig(lr=0.01, clip_norm=1e6, normalise_advantage=False, value_weight=1.3)),
+        (PPO, PPOConfig(lr=0.01, epochs=1, minibatches=1)),
+        (PPO, PPOConfig(lr=0.01, epochs=1, minibatches=1, clip_value=0.1, entropy=0.05, clip_norm=0.1, lam=0.5)),
+    ],
+    ids=["A2C", "A2C free", "PPO", "PPO clipped"],
+)
+def test_one_step_equals_the_plain_version(kind, config, group):
+    policy = make_policy(group)
+    rollout, twin = make_rollout(policy), copy.deepcopy(policy)
+    start = vector(policy)
+    made = learner(kind, policy, rollout, config)
+    made.update()
+    (loss,) = twin_update(twin, rollout, config, [ALL])
+    assert_same_policy(policy, twin)
+    assert (vector(policy) - start).abs().max() > 1e-3
+    assert made.read_metrics()["loss"] == pytest.approx(loss, abs=1e-4)
+
+
+def test_separate_torsos_equal_the_plain_version():
+    policy = make_policy(PLAIN, shared=False)
+    rollout, twin = make_rollout(policy), copy.deepcopy(policy)
+    config = PPOConfig(lr=0.01, epochs=1, minibatches=1)
+    learner(PPO, policy, rollout, config).update()
+    twin_update(twin, rollout, config, [ALL])
+    assert_same_policy(policy, twin)
+
+
+@pytest.mark.parametrize("group", ["choices", "masked choices that leave"])
+def test_epochs_and_minibatches_equal_the_plain_version(group):
+    """Three passes in two mini-batches each, in the learner's own order."""
+    policy = make_policy(GROUPS[group])
+    rollout, twin = make_rollout(policy), copy.deepcopy(policy)
+    config = PPOConfig(lr=0.003, epochs=3, minibatches=2)
+    learner(PPO, policy, rollout, config, seed=5).update()
+    picks = []
+    for epoch in range(3):
+        order = torch.zeros(SAMPLES, dtype=torch.int32)
+        order_plan(order, 5, epoch, torch.zeros(1, dtype=torch.int32))()
+        picks += order.long().split(SAMPLES // 2)
+    losses = twin_update(twin, rollout, config, picks)
+    assert len(losses) == 6
+    assert_same_policy(policy, twin, 1e-4)
+
+
+def test_every_update_has_another_order():
+    policy = make_policy(PLAIN)
+    made = learner(PPO, policy, make_rollout(policy), PPOConfig(epochs=1, minibatches=2))
+    orders = []
+    for _ in range(3):
+        made.update()
+        orders.append(made.order.tolist())
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+
+
+@pytest.mark.parametrize("kind", [A2C, PPO])
+def test_learning_makes_rewarded_actions_likely(kind):
+    """Choice 2 pays 1 and the others nothing: after some updates it is taken most of the time."""
+    policy = make_policy(PLAIN)
+    config = (A2CConfig if kind is A2C else PPOConfig)(lr=0.02, gamma=0.0)
+    rollout = make_rollout(policy, off_policy=0.0)
+    made = learner(kind, policy, rollout, config)
+    for seed in range(20):
+        fresh = make_rollout(policy, seed, off_policy=0.0)
+        for name in ("observation", "action", "log_prob"):
+            getattr(rollout, name).copy_(getattr(fresh, name))
+        rollout.reward.copy_(rollout.action == 2)
+        made.update()
+    seen = torch.randn(200, 3)
+    assert policy.distribution(seen).softmax(-1)[:, 2].mean() > 0.6
+    assert make_policy(PLAIN).distribution(seen).softmax(-1)[:, 2].mean() < 0.4
+
+
+# --- who is left out ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("normalise_reward", [False, True])
+@pytest.mark.parametrize("kind", [A2C, PPO])
+@pytest.mark.parametrize("group", ["masked choices that leave", "numbers"])
+def test_dead_agents_contribute_nothing(kind, group, normalise_reward):
+    """Whatever stands in the rows of agents that have left, the update is the same, bit for bit."""
+    results = []
+    for change in (False, True):
+        policy = make_policy(GROUPS[group], normalise=True)
+        rollout = make_rollout(policy)
+        dead = ~rollout.alive
+        assert dead[:-1].any()
+        if change:
+            rollout.observation[dead] = 7.0
+            rollout.reward[dead[:-1]] = 50.0
+            rollout.log_prob[dead[:-1]] = -4.0
+            rollout.action[dead[:-1]] = 0
+        config = (A2CConfig if kind is A2C else PPOConfig)(lr=0.01, normalise_reward=normalise_reward)
+        learner(kind, policy, rollout, config).update()
+        results.append((vector(policy), policy.moments.mean.clone(), policy.moments.var.clone()))
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_dead_agents_leave_no_trace_in_the_explained_variance():
+    """Of the samples that count, the value explains as much, whatever the dead would have been worth."""
+    reports = []
+    for seen in (0.0, 30.0):
+        policy = make_policy(GROUPS["numbers"])
+        rollout = make_rollout(policy)
+        rollout.observation[~rollout.alive] = seen
+        made = learner(A2C, policy, rollout, A2CConfig())
+        made.update()
+        reports.append(made.read_metrics()["explained_variance"])
+    assert reports[0] == pytest.approx(reports[1], abs=1e-5)
+
+
+def test_nobody_alive_is_no_step_away():
+    """A rollout without anyone in the game gives no gradient and no bad numbers."""
+    policy = make_policy(GROUPS["numbers"], normalise=True)
+    rollout = make_rollout(policy)
+    rollout.alive.fill_(False)
+    before = vector(policy)
+    made = learner(PPO, policy, rollout, PPOConfig())
+    made.update()
+    assert torch.equal(vector(policy), before)
+    assert float(made.adam.bad_steps) == 0.0
+
+
+# --- what stops a step ----------------------------------------------------------------------------------------------
+
+
+def test_target_kl_stops_the_remaining_steps():
+    """On the old policy's own experience the first step is free; with a tiny target it is the only one."""
+    results = {}
+    for name, config in {
+        "one": PPOConfig(lr=0.01, epochs=1, minibatches=1),
+        "stopped": PPOConfig(lr=0.01, epochs=5, minibatches=1, target_kl=1e-8),
+        "five": PPOConfig(lr=0.01, epochs=5, minibatches=1),
+        "generous": PPOConfig(lr=0.01, epochs=5, minibatches=1, target_kl=1e9),
+    }.items():
+        policy = make_policy(PLAIN)
+        made = learner(PPO, policy, make_rollout(policy, off_policy=0.0), config)
+        made.update()
+        results[name] = vector(policy), float(made.adam.steps)
+    torch.testing.assert_close(results["stopped"][0], results["one"][0], rtol=0, atol=1e-6)
+    assert torch.equal(results["generous"][0], results["five"][0])
+    assert [results[name][1] for name in ("one", "stopped", "five", "generous")] == [1, 1, 5, 5]
+
+
+def test_once_stopped_it_stays_stopped():
+    """One sample far off its old probability stops the mini-batch it falls into and all after it, not those before."""
+    for sample in range(0, SAMPLES, 7):
+        policy = make_policy(PLAIN)
+        rollout = make_rollout(policy, off_policy=0.0)
+        rollout.log_prob.view(-1)[sample] -= 6.0
+        made = learner(PPO, policy, rollout, PPOConfig(lr=1e-6, epochs=1, minibatches=4, target_kl=1.0))
+        made.update()
+        place = made.order.tolist().index(sample) // (SAMPLES // 4)
+        assert float(made.adam.steps) == place
+
+
+def test_the_next_rollout_starts_free_again():
+    policy = make_policy(PLAIN)
+    rollout = make_rollout(policy, off_policy=0.0)
+    made = learner(PPO, policy, rollout, PPOConfig(lr=0.01, epochs=3, minibatches=1, target_kl=1e-8))
+    for update in range(1, 4):
+        rollout.log_prob.copy_(make_rollout(policy, off_policy=0.0).log_prob)
+        rollout.action.copy_(make_rollout(policy, off_policy=0.0).action)
+        made.update()
+        assert float(made.adam.steps) == update
+
+
+@pytest.mark.parametrize("kind", [A2C, PPO])
+def test_a_reward_that_is_not_finite_changes_nothing(kind):
+    policy = make_policy(PLAIN)
+    rollout = make_rollout(policy)
+    rollout.reward[2, 1, 0] = torch.nan
+    before = vector(policy)
+    made = learner(kind, policy, rollout, A2CConfig() if kind is A2C else PPOConfig(epochs=1, minibatches=1))
+    made.update()
+    assert torch.equal(vector(policy), before)
+    assert float(made.adam.bad_steps) == 1.0
+
+
+@pytest.mark.parametrize("minibatches", [5, 7, SAMPLES + 1])
+def test_minibatches_that_do_not_divide_are_refused(minibatches):
+    policy = make_policy(PLAIN)
+    with pytest.raises(ShoalError, match=rf"{SAMPLES} samples.*{minibatches} mini-batches"):
+        PPO(policy, make_rollout(policy), PPOConfig(minibatches=minibatches))
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (dict(lr=0.0), "--lr.*0.0"),
+        (dict(gamma=1.5), "--gamma.*1.5"),
+        (dict(lam=-0.1), "--lam.*-0.1"),
+        (dict(clip_norm=0.0), "--clip-norm.*0.0"),
+        (dict(epochs=0), "--epochs.*0"),
+        (dict(minibatches=0), "--minibatches.*0"),
+        (dict(clip=0.0), "--clip.*0.0"),
+    ],
+)
+def test_bad_settings_are_named(settings, says):
+    with pytest.raises(ShoalError, match=says):
+        PPOConfig(**settings)
+
+
+# --- around the update ----------------------------------------------------------------------------------------------
+
+
+def test_normalisation_takes_the_rollout_in_after_learning():
+    """The update uses the moments the rollout was made with; afterwards they hold its observations too."""
+    policy = make_policy(PLAIN, normalise=True)
+    earlier = 3.0 + 2.0 * torch.randn(100, 3)
+    policy.moments.merge(earlier)
+    rollout, twin = make_rollout(policy), copy.deepcopy(policy)
+    config = A2CConfig(lr=0.01)
+    learner(A2C, policy, rollout, config).update()
+    twin_update(twin, rollout, config, [ALL])
+    assert_same_policy(policy, twin)
+    everything = torch.cat([earlier, rollout.observation[:-1].flatten(0, 2)]).double().numpy()
+    np.testing.assert_allclose(policy.moments.mean, everything.mean(axis=0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(policy.moments.var, everything.var(axis=0), rtol=1e-4)
+
+
+def test_rewards_are_divided_by_the_deviation_of_the_discounted_return():
+    policy = make_policy(PLAIN)
+    rollout, twin = make_rollout(policy), copy.deepcopy(policy)
+    rollout.reward.mul_(20.0)
+    config = A2CConfig(lr=0.01, normalise_reward=True)
+    learner(A2C, policy, rollout, config).update()
+    running, sums = np.zeros((ENVS, AGENTS)), []
+    for t in range(STEPS):
+        running = config.gamma * running + rollout.reward[t].numpy()
+        sums.append(running.copy())
+        running[(rollout.terminated[t] | rollout.truncated[t]).numpy()] = 0.0
+    rollout.reward.div_(float(np.std(sums)))
+    twin_update(twin, rollout, config, [ALL])
+    assert_same_policy(policy, twin)
+
+
+def test_learning_rate_falls_to_zero_if_asked():
+    policy = make_policy(PLAIN)
+    rollout = make_rollout(policy)
+    for anneal, expected in [(True, [0.1, 0.075, 0.0]), (False, [0.1, 0.1, 0.1])]:
+        made = A2C(policy, rollout, A2CConfig(lr=0.1, anneal_lr=anneal))
+        found = []
+        for done in (0.0, 0.25, 1.0):
+            made.set_progress(done)
+            found.append(float(made.adam.lr))
+        assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("kind", [A2C, PPO])
+def test_a_saved_state_continues_bit_for_bit(kind):
+    config = A2CConfig(normalise_reward=True) if kind is A2C else PPOConfig(normalise_reward=True)
+    policy, other = make_policy(PLAIN, normalise=True), make_policy(PLAIN, normalise=True)
+    rollout = make_rollout(policy)
+    made = learner(kind, policy, rollout, config)
+    made.update()
+    made.update()
+    resumed = learner(kind, other, rollout, config)
+    resumed.load_state_dict({name: t.clone() for name, t in made.state_dict().items()})
+    made.update()
+    resumed.update()
+    assert torch.equal(vector(policy), vector(other))
+    for name, tensor in made.state_dict().items():
+        assert torch.equal(tensor, resumed.state_dict()[name]), name
+
+
+def test_metrics_are_means_since_the_last_reading():
+    policy = make_policy(PLAIN)
+    rollout = make_rollout(policy)
+    made = learner(A2C, policy, rollout, A2CConfig(lr=1e-12))
+    made.update()
+    one = made.read_metrics()
+    for _ in range(3):
+        made.update()
+    three = made.read_metrics()
+    assert set(one) == {*A2C.metric_names, "gradient_norm", "explained_variance"}
+    for name in one:
+        assert one[name] == pytest.approx(three[name], rel=1e-4, abs=1e-6)
+        assert one[name] != 0.0

@@ -1,0 +1,128 @@
+"""Advantages and discounted sums against slow twins in NumPy."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.learn.returns import advantage_plan, discounted_plan
+from shoal.learn.rollout import Rollout
+from tests.helpers import advantage_twin, random_rollout
+
+
+def advantages(rollout: Rollout, value, final_value, gamma, lam, scale=1.0) -> tuple[np.ndarray, np.ndarray]:
+    advantage, target = torch.full_like(rollout.reward, np.nan), torch.full_like(rollout.reward, np.nan)
+    arrays = [torch.as_tensor(a, dtype=torch.float32) for a in (value, final_value, [scale])]
+    advantage_plan(rollout, *arrays, advantage, target, gamma, lam)()
+    return advantage.numpy(), target.numpy()
+
+
+def compare(rollout: Rollout, gamma=0.9, lam=0.8, scale=1.0, seed=0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    steps, envs, agents = rollout.reward.shape
+    value = rng.normal(size=(steps + 1, envs, agents)).astype(np.float32)
+    final_value = rng.normal(size=(steps, envs, agents)).astype(np.float32)
+    found = advantages(rollout, value, final_value, gamma, lam, scale)
+    expected = advantage_twin(rollout, value, final_value, gamma, lam, scale)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    steps=st.integers(1, 12),
+    envs=st.integers(1, 5),
+    agents=st.integers(1, 3),
+    leaves=st.booleans(),
+    gamma=st.sampled_from([0.0, 0.9, 0.99, 1.0]),
+    lam=st.sampled_from([0.0, 0.5, 0.95, 1.0]),
+    seed=st.integers(0, 2**31),
+)
+def test_advantages_equal_the_twin(steps, envs, agents, leaves, gamma, lam, seed):
+    compare(random_rollout(steps, envs, agents, leaves, seed), gamma, lam, seed=seed)
+
+
+@pytest.mark.parametrize(
+    ("terminates", "truncates"), [(1.0, 0.0), (0.0, 1.0), (1.0, 1.0), (0.0, 0.0)], ids=["end", "cut", "both", "none"]
+)
+@pytest.mark.parametrize("leaves", [True, False])
+def test_advantages_when_every_step_ends_the_same_way(terminates, truncates, leaves):
+    compare(random_rollout(9, 3, 2, leaves, 0, terminates, truncates))
+
+
+def test_one_env_and_one_step():
+    """By hand: A = r + gamma V' - V, with V' the next value, 0, or that of the final observation."""
+    for terminated, truncated, following in [(0, 0, 5.0), (1, 0, 0.0), (0, 1, 7.0), (1, 1, 0.0)]:
+        rollout = random_rollout(1, 1, 1, False, 0)
+        rollout.reward.fill_(2.0)
+        rollout.terminated.fill_(bool(terminated))
+        rollout.truncated.fill_(bool(truncated))
+        advantage, target = advantages(rollout, [[[3.0]], [[5.0]]], [[[7.0]]], gamma=0.5, lam=0.9)
+        assert advantage.item() == 2.0 + 0.5 * following - 3.0
+        assert target.item() == 2.0 + 0.5 * following
+
+
+def test_everyone_dead_from_the_start():
+    """Nobody acted: no advantage, and the target is the value itself."""
+    rollout = random_rollout(6, 4, 3, True, 0, 0.0, 0.0)
+    rollout.alive.fill_(False)
+    advantage, _ = compare(rollout)
+    assert not advantage.any()
+
+
+def test_what_follows_death_does_not_matter():
+    """Rewards and values of an agent after it left change nothing about its advantages before."""
+    rng = np.random.default_rng(0)
+    value = rng.normal(size=(9, 2, 2)).astype(np.float32)
+    rollout = random_rollout(8, 2, 2, True, 0, 0.0, 0.0)
+    rollout.alive.fill_(True)
+    rollout.alive[5:, :, 0] = False
+    before, _ = advantages(rollout, value, np.zeros((8, 2, 2)), 0.9, 0.9)
+    rollout.reward[5:, :, 0] = 1e6
+    value[5:, :, 0] = 1e6
+    after, _ = advantages(rollout, value, np.zeros((8, 2, 2)), 0.9, 0.9)
+    np.testing.assert_array_equal(before, after)
+
+
+def test_lambda_one_sums_rewards_and_lambda_zero_looks_one_step_ahead():
+    rollout = random_rollout(7, 2, 1, False, 1, 0.0, 0.0)
+    value = np.random.default_rng(0).normal(size=(8, 2, 1)).astype(np.float32)
+    reward = rollout.reward.numpy()
+    _, returns = advantages(rollout, value, np.zeros((7, 2, 1)), gamma=1.0, lam=1.0)
+    np.testing.assert_allclose(returns[0], reward.sum(axis=0) + value[-1], rtol=1e-5)
+    errors, _ = advantages(rollout, value, np.zeros((7, 2, 1)), gamma=0.5, lam=0.0)
+    np.testing.assert_allclose(errors, reward + 0.5 * value[1:] - value[:-1], rtol=1e-5, atol=1e-6)
+
+
+def test_rewards_are_scaled():
+    compare(random_rollout(8, 3, 1, False, 2), scale=0.25)
+
+
+def test_many_envs_over_threads(monkeypatch):
+    """Sliced over CPU threads, every env still gets its own advantages."""
+    monkeypatch.setattr("shoal.core.launch.cpu_threads", lambda: 2)
+    rollout = random_rollout(3, 8200, 1, False, 3)
+    value = np.random.default_rng(0).normal(size=(4, 8200, 1)).astype(np.float32)
+    final = np.random.default_rng(1).normal(size=(3, 8200, 1)).astype(np.float32)
+    found, _ = advantages(rollout, value, final, 0.9, 0.9)
+    expected, _ = advantage_twin(rollout, value, final, 0.9, 0.9)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@settings(max_examples=30, deadline=None)
+@given(steps=st.integers(1, 10), envs=st.integers(1, 4), agents=st.integers(1, 3), seed=st.integers(0, 2**31))
+def test_discounted_sums_equal_the_twin_over_several_rollouts(steps, envs, agents, seed):
+    """Sums run on from rollout to rollout and begin anew with an episode."""
+    carry = torch.zeros(envs, agents)
+    running = np.zeros((envs, agents))
+    total = torch.zeros(steps, envs, agents)
+    for i in range(3):
+        rollout = random_rollout(steps, envs, agents, False, seed + i)
+        discounted_plan(rollout, carry, total, 0.9)()
+        for t in range(steps):
+            running = 0.9 * running + rollout.reward[t].numpy()
+            np.testing.assert_allclose(total[t], running, rtol=1e-4, atol=1e-4)
+            running[(rollout.terminated[t] | rollout.truncated[t]).numpy()] = 0.0
+        np.testing.assert_allclose(carry, running, rtol=1e-4, atol=1e-4)

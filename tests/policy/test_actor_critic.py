@@ -1,0 +1,132 @@
+"""The policy of the policy-gradient learners: torsos, normalisation, values, what it starts with."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from shoal.core import Box, Discrete, Group, ShoalError
+from shoal.policy import ActorCritic, mlp_torso
+from shoal.policy.mlp import MLP
+
+GROUP = Group("g", observation=Box(4), action=Discrete(3))
+
+
+def make(shared=False, normalise=False, torso=None, group=GROUP) -> ActorCritic:
+    torch.manual_seed(0)
+    return ActorCritic(group, torso or mlp_torso((16, 8), "tanh"), shared, normalise, 0.0)
+
+
+def test_layers_are_applied_in_order():
+    """The MLP equals its layers written out."""
+    mlp = MLP((4,), (16, 8), "relu")
+    x = torch.randn(10, 4)
+    first, second = (m for m in mlp.layers if isinstance(m, nn.Linear))
+    expected = np.maximum(x.numpy() @ first.weight.detach().numpy().T, 0.0)
+    expected = np.maximum(expected @ second.weight.detach().numpy().T, 0.0)
+    np.testing.assert_allclose(mlp(x).detach(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_shapes_and_both_ways_to_the_value(shared):
+    policy = make(shared)
+    x = torch.randn(10, 4)
+    params, value = policy.distribution_and_value(x)
+    assert (tuple(params.shape), tuple(value.shape)) == ((10, 3), (10,))
+    torch.testing.assert_close(params, policy.distribution(x))
+    torch.testing.assert_close(value, policy.value(x))
+
+
+def test_a_shared_torso_learns_from_the_value_and_a_separate_one_does_not():
+    for shared in (True, False):
+        policy = make(shared)
+        policy.value(torch.randn(10, 4)).sum().backward()
+        touched = any(p.grad is not None and p.grad.any() for p in policy.policy_torso.parameters())
+        assert touched == shared
+
+
+def test_orthogonal_start():
+    """Rows or columns of a layer's weights are orthogonal with the usual gains; biases are zero."""
+    policy = make()
+    layers = [m for m in policy.policy_torso.modules() if isinstance(m, nn.Linear)]
+    gains = [(layer, np.sqrt(2.0)) for layer in layers] + [(policy.head.linear, 0.01), (policy.value_head, 1.0)]
+    for layer, gain in gains:
+        w = layer.weight.detach().double()
+        gram = w @ w.T if w.shape[0] <= w.shape[1] else w.T @ w
+        torch.testing.assert_close(gram, gain**2 * torch.eye(len(gram), dtype=torch.float64), rtol=0, atol=1e-5 * gain)
+        assert not layer.bias.any()
+
+
+def test_the_first_policy_is_nearly_uniform():
+    probs = make().distribution(torch.randn(100, 4)).softmax(-1)
+    torch.testing.assert_close(probs, torch.full_like(probs, 1 / 3), rtol=0, atol=0.02)
+
+
+def test_normalisation_shifts_scales_and_clips():
+    """A policy that normalises sees what a plain one with the same weights sees of normalised numbers."""
+    plain, normalising = make(), make(normalise=True)
+    normalising.load_state_dict(plain.state_dict())
+    seen = torch.randn(500, 4) * torch.tensor([0.1, 1.0, 10.0, 100.0]) + torch.tensor([5.0, -5.0, 0.0, 50.0])
+    normalising.moments.merge(seen)
+    x = seen[:20].clone()
+    x[0] = 1e6
+    data = seen.double()
+    expected = ((x.double() - data.mean(0)) / data.std(0, correction=0)).clamp(-10.0, 10.0).float()
+    torch.testing.assert_close(normalising.value(x), plain.value(expected), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(normalising.distribution(x), plain.distribution(expected), rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(plain.value(x), plain.value(expected))
+
+
+def test_an_unused_normaliser_leaves_observations_alone():
+    """Before anything was merged, mean 0 and deviation 1: nothing changes within the clip."""
+    plain, normalising = make(), make(normalise=True)
+    x = torch.randn(10, 4)
+    torch.testing.assert_close(normalising.value(x), plain.value(x))
+
+
+def test_bytes_are_seen_as_numbers():
+    policy = make()
+    x = torch.randint(0, 255, (6, 4), dtype=torch.uint8)
+    torch.testing.assert_close(policy.value(x), policy.value(x.float()))
+
+
+class Pooled(nn.Module):
+    """A torso of a user's own: pictures to eight features."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.conv = nn.Conv2d(shape[0], 8, 3)
+
+    def forward(self, x):
+        return self.conv(x).relu().mean(dim=(2, 3))
+
+
+def test_a_users_torso():
+    policy = make(torso=Pooled, group=Group("g", observation=Box((2, 6, 6)), action=Discrete(3)))
+    params, value = policy.distribution_and_value(torch.randn(5, 2, 6, 6))
+    assert (tuple(params.shape), tuple(value.shape)) == ((5, 3), (5,))
+    assert policy.policy_torso is not policy.value_torso
+    assert policy.head.linear.in_features == 8
+
+
+@pytest.mark.parametrize(
+    ("torso", "says"),
+    [
+        (lambda shape: nn.Unflatten(1, (2, 2)), r"\[batch, 4\].*\[batch, features\].*\(1, 2, 2\)"),
+        (lambda shape: nn.Flatten(0), r"\[batch, features\].*\(4,\)"),
+        (lambda shape: nn.LSTM(4, 8), r"\[batch, features\].*tuple"),
+    ],
+    ids=["too many axes", "no batch", "a tuple"],
+)
+def test_a_torso_of_wrong_output_is_refused(torso, says):
+    with pytest.raises(ShoalError, match=says):
+        make(torso=torso)
+
+
+def test_a_mask_reaches_the_head():
+    group = Group("g", observation=Box(4), action=Discrete(3), masked=True)
+    mask = torch.tensor([[True, False, True]]).expand(7, 3)
+    policy, x = make(group=group), torch.randn(7, 4)
+    for params in (policy.distribution(x, mask), policy.distribution_and_value(x, mask)[0]):
+        assert (params.softmax(-1)[:, 1] == 0).all()
+        assert (params.softmax(-1)[:, 0] > 0).all()

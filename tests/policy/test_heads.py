@@ -1,0 +1,174 @@
+"""Heads against torch.distributions; sampling against the probabilities it is meant to have."""
+
+import numpy as np
+import pytest
+import torch
+from torch.distributions import Categorical, Independent, Normal
+
+from shoal.core import Box, Discrete, MultiDiscrete
+from shoal.policy import CategoricalHead, GaussianHead, make_head
+
+JUST_BELOW_ONE = 1.0 - 2.0**-24
+
+
+def parameters(head, batch: int = 200, seed: int = 0, mask: torch.Tensor | None = None) -> torch.Tensor:
+    """Parameters of far from uniform distributions."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for p in head.parameters():
+            p.normal_()
+        return head(2.0 * torch.randn(batch, 5), mask)
+
+
+def categorical(params: torch.Tensor, nvec: tuple[int, ...]) -> list[Categorical]:
+    return [Categorical(logits=part) for part in params.split(nvec, dim=-1)]
+
+
+def test_every_space_has_its_head():
+    assert isinstance(make_head(Discrete(3), 5, 0.0), CategoricalHead)
+    assert isinstance(make_head(MultiDiscrete((3, 2)), 5, 0.0), CategoricalHead)
+    assert isinstance(make_head(Box(3), 5, 0.0), GaussianHead)
+
+
+@pytest.mark.parametrize("space", [Discrete(4), MultiDiscrete((4,)), MultiDiscrete((2, 5, 3))], ids=str)
+def test_choices_equal_torch(space):
+    """Log-probability, entropy and mode, of sampled actions."""
+    head = make_head(space, 5, 0.0)
+    nvec = (space.n,) if isinstance(space, Discrete) else space.nvec
+    params = parameters(head)
+    action, log_prob = head.sample(params, torch.rand(200, head.noise_width))
+    assert tuple(action.shape) == (200, *space.shape)
+    assert action.dtype == space.dtype
+    twins = categorical(params, nvec)
+    columns = action.view(200, len(nvec)).long()
+    expected = sum(twin.log_prob(columns[:, i]) for i, twin in enumerate(twins))
+    evaluated, entropy = head.log_prob_and_entropy(params, action)
+    torch.testing.assert_close(log_prob, expected)
+    torch.testing.assert_close(evaluated, expected)
+    torch.testing.assert_close(entropy, sum(twin.entropy() for twin in twins))
+    modes = torch.stack([twin.probs.argmax(-1) for twin in twins], dim=-1).view_as(action)
+    np.testing.assert_array_equal(head.mode(params), modes)
+    np.testing.assert_array_equal(head.to_world(action), action)
+
+
+@pytest.mark.parametrize("shape", [(1,), (3,), (2, 2)])
+def test_gaussian_equals_torch(shape):
+    head = make_head(Box(shape), 5, -0.5)
+    params = parameters(head)
+    noise = torch.randn(200, head.noise_width)
+    action, log_prob = head.sample(params, noise)
+    assert tuple(action.shape) == (200, *shape)
+    mean, log_std = params.chunk(2, dim=-1)
+    twin = Independent(Normal(mean, log_std.exp()), 1)
+    evaluated, entropy = head.log_prob_and_entropy(params, action)
+    torch.testing.assert_close(action.flatten(1), mean + log_std.exp() * noise)
+    torch.testing.assert_close(log_prob, twin.log_prob(action.flatten(1)), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(evaluated, twin.log_prob(action.flatten(1)), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(entropy, twin.entropy())
+    torch.testing.assert_close(head.mode(params).flatten(1), mean)
+
+
+def test_gaussian_starts_with_the_given_spread_whatever_it_sees():
+    params = make_head(Box(2), 5, -0.7)(torch.randn(10, 5))
+    assert (params[:, 2:] == -0.7).all()
+
+
+def test_frequencies_are_the_probabilities():
+    """With noise on a fine grid, the share of each choice is its probability to within one cell of the grid."""
+    head = make_head(MultiDiscrete((3, 6)), 5, 0.0)
+    params = parameters(head, batch=20)
+    cells = 10_000
+    grid = ((torch.arange(cells) + 0.5) / cells)[:, None]
+    for row, twins in zip(params, zip(*(t.probs for t in categorical(params, (3, 6))), strict=True), strict=True):
+        action, _ = head.sample(row.expand(cells, -1), grid.expand(-1, 2))
+        for part, probs in enumerate(twins):
+            share = torch.bincount(action[:, part].long(), minlength=len(probs)) / cells
+            torch.testing.assert_close(share, probs, rtol=0, atol=1.5 / cells)
+
+
+def test_parts_use_their_own_noise():
+    """Independent noise gives independent choices: the joint share is the product of the shares."""
+    head = make_head(MultiDiscrete((2, 2)), 5, 0.0)
+    row = parameters(head, batch=1)
+    axis = (torch.arange(200) + 0.5) / 200
+    noise = torch.cartesian_prod(axis, axis)
+    action, _ = head.sample(row.expand(len(noise), -1), noise)
+    joint = torch.bincount(action[:, 0].long() * 2 + action[:, 1].long(), minlength=4).view(2, 2) / len(noise)
+    first, second = (t.probs[0] for t in categorical(row, (2, 2)))
+    torch.testing.assert_close(joint, first[:, None] * second[None], rtol=0, atol=0.02)
+
+
+def test_masked_choices_are_never_taken():
+    """All masks of six choices with one or more allowed, with noise at both ends of its range and in between."""
+    masks = torch.tensor([[bool(m >> k & 1) for k in range(6)] for m in range(1, 64)])
+    head = make_head(Discrete(6), 5, 0.0)
+    noise = torch.cat([torch.tensor([0.0, 2.0**-24, 0.5, JUST_BELOW_ONE]), torch.rand(60)])
+    for seed in range(10):
+        params = parameters(head, batch=63, seed=seed, mask=masks)
+        assert ((params.softmax(-1) == 0) | masks).all()
+        for level in noise:
+            action, log_prob = head.sample(params, level.expand(63, 1))
+            assert masks.gather(1, action[:, None].long()).all()
+            assert torch.isfinite(log_prob).all()
+        assert masks.gather(1, head.mode(params)[:, None].long()).all()
+
+
+def test_a_mask_gives_the_distribution_of_what_is_left():
+    """Log-probabilities and entropy are those of a smaller categorical distribution."""
+    head = make_head(Discrete(4), 5, 0.0)
+    keep = [0, 2]
+    mask = torch.tensor([True, False, True, False]).expand(50, 4)
+    params = parameters(head, 50, mask=mask)
+    twin = Categorical(logits=params[:, keep])
+    for choice in keep:
+        log_prob, entropy = head.log_prob_and_entropy(params, torch.full((50,), choice))
+        torch.testing.assert_close(log_prob, twin.log_prob(torch.tensor(keep.index(choice))))
+        torch.testing.assert_close(entropy, twin.entropy())
+
+
+def test_a_mask_over_several_parts():
+    """The mask's columns are the parts one after another."""
+    head = make_head(MultiDiscrete((2, 3)), 5, 0.0)
+    mask = torch.tensor([True, False, False, True, True]).expand(100, 5)
+    action, _ = head.sample(parameters(head, 100, mask=mask), torch.rand(100, 2))
+    assert (action[:, 0] == 0).all()
+    assert set(action[:, 1].tolist()) == {1, 2}
+
+
+def test_gradients_do_not_flow_to_masked_choices():
+    head = make_head(Discrete(3), 5, 0.0)
+    mask = torch.tensor([True, True, False]).expand(8, 3)
+    log_prob, entropy = head.log_prob_and_entropy(head(torch.randn(8, 5), mask), torch.zeros(8))
+    (log_prob.sum() + entropy.sum()).backward()
+    assert torch.isfinite(head.linear.weight.grad).all()
+    assert head.linear.weight.grad[0].any()
+    assert not head.linear.weight.grad[2].any()
+
+
+@pytest.mark.parametrize(
+    ("space", "shown"),
+    [
+        (Box(5, -2.0, 6.0), [-2.0, -2.0, 2.0, 6.0, 6.0]),
+        (Box(5), [-3.0, -1.0, 0.0, 1.0, 3.0]),
+        (Box(5, low=-2.0), [-2.0, -1.0, 0.0, 1.0, 3.0]),
+        (Box(5, high=0.5), [-3.0, -1.0, 0.0, 0.5, 0.5]),
+    ],
+    ids=["bounded", "free", "from below", "from above"],
+)
+def test_the_world_receives_scaled_and_clipped_actions(space, shown):
+    action = torch.tensor([[-3.0, -1.0, 0.0, 1.0, 3.0]])
+    assert make_head(space, 5, 0.0).to_world(action).tolist() == [shown]
+
+
+@pytest.mark.parametrize("space", [Discrete(3), MultiDiscrete((2, 3)), Box(2)], ids=str)
+def test_log_probability_follows_the_gradient(space):
+    """Climbing the log-probability of an action makes it more likely."""
+    head = make_head(space, 5, 0.0)
+    features = torch.randn(16, 5)
+    action, before = head.sample(head(features), torch.rand(16, head.noise_width))
+    head.log_prob_and_entropy(head(features), action.detach())[0].sum().backward()
+    with torch.no_grad():
+        for p in head.parameters():
+            p.add_(1e-3 * p.grad)
+    after = head.log_prob_and_entropy(head(features), action)[0]
+    assert after.sum() > before.sum()

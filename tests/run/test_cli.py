@@ -1,0 +1,98 @@
+"""The command line as a person meets it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shoal.cli import main
+
+ROOT = Path(__file__).parents[2]
+
+
+def shoal(*words, **options):
+    return subprocess.run([sys.executable, "-m", "shoal", *words], capture_output=True, text=True, **options)
+
+
+def test_help_needs_neither_torch_nor_warp():
+    code = (
+        "import sys; from shoal.cli import main; main(['--help']); print({'torch', 'warp', 'tyro'} & set(sys.modules))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "shoal train WORLD" in result.stdout
+    assert result.stdout.strip().endswith("set()")
+
+
+def test_list_names_every_world(capsys):
+    assert main(["list"]) == 0
+    assert {line.split()[0] for line in capsys.readouterr().out.splitlines()} >= {"cartpole", "pendulum", "acrobot"}
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["train", "cartpol"], "did you mean 'cartpole'"),
+        (["trian", "cartpole"], "did you mean 'train'"),
+        (["train", "cartpole", "--algo", "pppo"], "did you mean 'ppo'"),
+        (["train", "cartpole", "--num-envs", "0"], "--num-envs must be at least 1, got 0"),
+        (["train", "cartpole", "--minibatches", "3"], "does not divide into 3 mini-batches"),
+        (["train", "cartpole", "--device", "tpu"], "There is no device 'tpu'"),
+        (["train", "cartpole", "--lr", "-1"], "--lr must be above 0"),
+        (["train", "cartpole", "--world.max-steps", "0", "--run-dir", "{tmp}/run"], "max_steps must be at least 1"),
+        (["train", "cartpole", "--policy", "resnet", "--run-dir", "{tmp}/run"], "--policy must be mlp or FILE.py:NAME"),
+        (["train", "nowhere.py:World"], "There is no file 'nowhere.py'"),
+        (["train", "--seed", "1"], "wants the world first"),
+        (["eval", "{tmp}/none"], "There is no run folder"),
+        (["resume", "{tmp}"], "is not a run"),
+    ],
+)
+def test_bad_input_exits_2_with_one_sentence(words, answer, tmp_path, capsys):
+    assert main([word.replace("{tmp}", str(tmp_path)) for word in words]) == 2
+    error = capsys.readouterr().err
+    assert answer in error
+
+
+@pytest.mark.parametrize("flag", [["--num-env", "3"], ["--total-steps", "many"]])
+def test_bad_flags_exit_2(flag):
+    result = shoal("train", "cartpole", *flag)
+    assert result.returncode == 2
+    assert flag[0] in result.stderr
+
+
+def test_train_then_eval_then_resume_from_the_command_line(tmp_path):
+    small = ["--num-envs", "16", "--rollout", "8", "--eval-episodes", "2", "--device", "cpu"]
+    run = str(tmp_path / "run")
+    trained = shoal("train", "cartpole", "--total-steps", "512", "--run-dir", run, *small, check=True)
+    assert f"results: {run}" in trained.stdout
+    evaluated = shoal("eval", run, "--episodes", "5", "--device", "cpu", check=True)
+    line = evaluated.stdout.strip()
+    assert line.startswith("mean ")
+    assert "std " in line
+    assert "episodes 5" in line
+    shoal("resume", run, "--total-steps", "1024", check=True)
+    again = shoal("resume", run)
+    assert again.returncode == 2
+    assert "is finished" in again.stderr
+
+
+def test_a_world_and_a_network_of_ones_own(tmp_path):
+    world = f"{ROOT}/examples/rocket.py:Rocket"
+    network = f"{ROOT}/examples/own_network.py:Residual"
+    small = [
+        "--total-steps",
+        "512",
+        "--num-envs",
+        "16",
+        "--rollout",
+        "8",
+        "--eval-episodes",
+        "2",
+        "--device",
+        "cpu",
+        "--world.thrust",
+        "25",
+    ]
+    run = str(tmp_path / "run")
+    shoal("train", world, "--policy", network, "--run-dir", run, *small, check=True)
+    assert shoal("eval", run, "--episodes", "2", check=True).stdout.startswith("mean ")

@@ -1,0 +1,133 @@
+"""Whole runs, small: the folder, resuming bit for bit, repeating bit for bit, evaluation."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import shoal
+from shoal.errors import ShoalError
+from shoal.run.checkpoint import load_checkpoint
+from shoal.run.config import make_job
+from shoal.run.train import load_run
+from shoal.run.trainer import Trainer
+
+SMALL = dict(num_envs=32, rollout=8, eval_episodes=4, quiet=True, device="cpu", log_every=0.0)
+STEPS = 32 * 8
+
+
+def state_of(path):
+    return load_checkpoint(shoal.run.train.RunFolder(path).pick("last"), "cpu").state
+
+
+def assert_same(a, b):
+    assert a.keys() == b.keys()
+    different = [name for name in a if not torch.equal(a[name], b[name])]
+    assert not different
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return shoal.train("cartpole", total_steps=10 * STEPS, run_dir=tmp_path_factory.mktemp("runs") / "a", **SMALL)
+
+
+def test_run_folder_has_what_people_expect(run):
+    names = {p.name for p in run.path.iterdir()}
+    assert {"config.json", "env.txt", "metrics.jsonl", "tb", "checkpoints", "best", "last", "eval.jsonl"} <= names
+    assert json.loads((run.path / "config.json").read_text())["world"] == "cartpole"
+
+
+def test_metrics_carry_the_usual_names(run):
+    rows = run.folder.metrics()
+    keys = {key for row in rows for key in row}
+    for name in ("policy_gradient_loss", "value_loss", "entropy_loss", "approx_kl", "clip_fraction"):
+        assert f"train/{name}" in keys
+    assert {"rollout/ep_rew_mean", "rollout/ep_len_mean", "time/fps", "eval/mean_reward"} <= keys
+    assert "train/explained_variance" in keys
+    assert rows[-1]["steps"] == 10 * STEPS
+
+
+@pytest.mark.parametrize("algo", ["ppo", "a2c"])
+def test_resumed_run_equals_an_uninterrupted_one(tmp_path, algo):
+    """Cut after 4 of 9 iterations by a smaller total; the schedule of the learning rate is the same in both."""
+    settings = dict(SMALL, algo=algo, normalise_observation=True, normalise_reward=True, anneal_lr=False)
+    whole = shoal.train("pendulum", total_steps=9 * STEPS, run_dir=tmp_path / "whole", **settings)
+    shoal.train("pendulum", total_steps=4 * STEPS, run_dir=tmp_path / "cut", **settings)
+    resumed = shoal.resume(tmp_path / "cut", total_steps=9 * STEPS)
+    assert_same(state_of(whole.path), state_of(resumed.path))
+
+
+def test_resume_with_wrappers_is_exact(tmp_path):
+    settings = dict(SMALL, action_repeat=2, frame_stack=3, time_limit=11, anneal_lr=False)
+    whole = shoal.train("cartpole", total_steps=6 * STEPS, run_dir=tmp_path / "whole", **settings)
+    shoal.train("cartpole", total_steps=3 * STEPS, run_dir=tmp_path / "cut", **settings)
+    resumed = shoal.resume(tmp_path / "cut", total_steps=6 * STEPS)
+    assert_same(state_of(whole.path), state_of(resumed.path))
+
+
+def test_two_processes_make_the_same_numbers(tmp_path):
+    for name in ("a", "b"):
+        flags = f"--total-steps {3 * STEPS} --num-envs 32 --rollout 8 --eval-episodes 2 --quiet --device cpu".split()
+        command = [sys.executable, "-m", "shoal", "train", "cartpole", "--run-dir", str(tmp_path / name), *flags]
+        subprocess.run(command, check=True, capture_output=True)
+    assert_same(state_of(tmp_path / "a"), state_of(tmp_path / "b"))
+
+
+def test_seed_changes_the_numbers():
+    weights = []
+    for seed in (1, 2):
+        trainer = Trainer(make_job("cartpole", seed=seed, total_steps=STEPS, **SMALL))
+        trainer.iterate()
+        weights.append(trainer.learners["cart"].adam.flat.clone())
+    assert not torch.equal(*weights)
+
+
+def test_what_an_env_does_does_not_depend_on_the_batch():
+    """The same weights, 8 and 64 envs: the first 8 columns of the rollout are the same experience."""
+    rows = []
+    for envs in (8, 64):
+        trainer = Trainer(make_job("cartpole", **dict(SMALL, num_envs=envs, total_steps=envs * 8)))
+        trainer.collect()
+        rollout = trainer.collector.rollouts["cart"]
+        rows.append((rollout.action[:, :8], rollout.observation[:, :8], rollout.terminated[:, :8]))
+    for small, large in zip(*rows, strict=True):
+        torch.testing.assert_close(small, large)
+
+
+def test_evaluation_repeats_and_counts_whole_episodes(run):
+    first = run.evaluate(episodes=6)["cart"]
+    assert first == run.evaluate(episodes=6)["cart"]
+    assert first.episodes == 6
+    assert first.mean == first.length  # cart-pole pays one per step
+
+
+def test_loaded_run_scores_like_the_live_one(run):
+    assert load_run(run.path, "last").evaluate(episodes=6) == run.evaluate(episodes=6)
+
+
+def test_settings_that_do_not_exist_are_refused():
+    with pytest.raises(ShoalError, match="did you mean 'total_steps'"):
+        make_job("cartpole", total_step=3)
+    with pytest.raises(ShoalError, match="did you mean 'max_steps'"):
+        make_job("cartpole", world_config=dict(max_step=3))
+
+
+def test_large_numbers_may_be_written_with_an_exponent():
+    assert make_job("cartpole", total_steps="1e8").train.total_steps == 100_000_000
+    assert make_job("cartpole", total_steps=1e6).train.total_steps == 1_000_000
+
+
+def test_time_limit_reserves_room_for_every_truncation():
+    """Episodes cut every 3 steps in a rollout of 8: three final observations per env, each kept."""
+    trainer = Trainer(make_job("pendulum", **dict(SMALL, time_limit=3, total_steps=STEPS)))
+    trainer.collect()
+    rollout = trainer.collector.rollouts["pendulum"]
+    assert rollout.final_observation.shape[0] == 3
+    cuts = rollout.truncated.nonzero()[:, 0].unique()
+    assert cuts.tolist() == [2, 5]
+    # The final observation differs from what the next episode starts with, and is a point on the unit circle.
+    kept = rollout.final_observation[:2, :, 0]
+    assert not torch.allclose(kept[0], rollout.observation[3, :, 0])
+    torch.testing.assert_close(kept[..., :2].square().sum(-1), torch.ones(2, 32))
