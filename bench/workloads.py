@@ -1,8 +1,8 @@
 """The cart-pole workloads that Shoal states figures for, beside peers measured on the same card.
 
-    python bench/workloads.py                     all rows, one JSON line each, and a table
-    python bench/workloads.py --curve             rollout and training over 64 to 1,000,000 envs
-    python bench/workloads.py --out bench/results/cartpole_h200.jsonl
+python bench/workloads.py                     all rows, one JSON line each, and a table
+python bench/workloads.py --curve             rollout and training over 64 to 1,000,000 envs
+python bench/workloads.py --out bench/results/cartpole_h200.jsonl
 """
 
 import argparse

@@ -13,15 +13,18 @@ import torch
 import warp as wp
 
 from shoal.core import kernels
-from shoal.errors import ShoalError
 from shoal.core.kernels import Call
 from shoal.core.launch import Plan, init_warp, torch_stream
 from shoal.core.random import Random, normal, uniform
 from shoal.core.spaces import Box
 from shoal.core.store import Field, Store
 from shoal.core.world import EpisodeStatistics, Group, GroupOutputs, Outputs, World
+from shoal.errors import ShoalError
 
 NO_LIMIT = 2**31 - 1
+
+CARRIED = ("alive", "action_mask")
+"""Outputs that a step also reads: they live in the store, and a row of a rollout gets a copy."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ class KernelWorld(World):
 
     def uniform(self, low: float, high: float, shape: tuple[int, ...] = (), stream: int = 0) -> torch.Tensor:
         """For worlds written with torch: numbers in [low, high), [num_envs, *shape], keyed like a kernel's `rng`."""
-        return self._draw(shape, stream, False) * (high - low) + low
+        return self._draw(shape, stream, False, low, high)
 
     def normal(self, shape: tuple[int, ...] = (), stream: int = 0) -> torch.Tensor:
         """For worlds written with torch: standard normal numbers, [num_envs, *shape]."""
@@ -126,6 +129,8 @@ class KernelWorld(World):
         if hold is not None:
             self.store.active.copy_(~hold)
         self._step_plan(actions, into, hold is not None)()
+        if into is not None:
+            self._copy_carried(into)
         self.outputs = into or self._own_outputs()
         return self.outputs
 
@@ -142,25 +147,41 @@ class KernelWorld(World):
     def _step_plan(self, actions: Mapping[str, torch.Tensor], into: Outputs | None, holding: bool) -> Plan:
         routes: dict[str, torch.Tensor] = {}
         if into is not None:
-            routes = into.tensors(self._names)
+            self.check_groups(actions)
+            routes = self._routes(into)
             routes.update({self._names[g, "action"]: tensor for g, tensor in actions.items()})
-        key = (holding, *((name, t.data_ptr()) for name, t in routes.items()))
+        key = (holding, *((name, t.data_ptr(), t.dtype, t.shape, t.stride()) for name, t in routes.items()))
         if key not in self._plans:
             self.check_actions(actions, values=False)
             self._plans[key] = self._plan(self._stages(holding), routes)
         return self._plans[key]
+
+    def _routes(self, out: Outputs) -> dict[str, torch.Tensor]:
+        """Which arrays a plan writes to instead of the store's own."""
+        carried = {qualified for (_, name), qualified in self._names.items() if name in CARRIED}
+        return {name: tensor for name, tensor in out.tensors(self._names).items() if name not in carried}
+
+    def _copy_carried(self, into: Outputs) -> None:
+        """Show what the world carries from step to step, and so keeps in its own arrays, in a caller's row too."""
+        for name, group in into.groups.items():
+            for item in CARRIED:
+                if (name, item) in self._names:
+                    getattr(group, item).copy_(self.store[self._names[name, item]])
 
     def _require_started(self) -> None:
         if not self._started:
             raise ShoalError(f"{self.name}: step() before reset() or after close(); call reset(seed) first.")
 
     def restart(self, mask: torch.Tensor) -> None:
+        self._require_started()
         self.store.ended.copy_(mask)
-        routes = self.outputs.tensors(self._names)
+        routes = self._routes(self.outputs)
         key = ("restart", *((name, t.data_ptr()) for name, t in routes.items()))
         if key not in self._plans:
             self._plans[key] = self._plan(self._restart_stages(), routes)
         self._plans[key]()
+        if self.outputs.terminated is not self.store.terminated:
+            self._copy_carried(self.outputs)
 
     def close(self) -> None:
         """Refuse further steps and drop the recorded launches."""
@@ -332,7 +353,8 @@ class KernelWorld(World):
 
     def _mutable(self, arrays: SimpleNamespace) -> dict[str, torch.Tensor]:
         """What a torch `step` may write: the author's state, rewards and end flags."""
-        names = [*self.state, "terminated", "truncated", *(self._names[g.name, "reward"] for g in self.groups)]
+        names = [*self.state, "terminated", "truncated"]
+        names += [qualified for (_, name), qualified in self._names.items() if name in ("reward", *CARRIED)]
         return {name: getattr(arrays, name) for name in names}
 
     # --- plans -----------------------------------------------------------------------------------------------------
@@ -358,13 +380,15 @@ class KernelWorld(World):
         flush()
         return plan
 
-    def _draw(self, shape: tuple[int, ...], stream: int, gaussian: bool) -> torch.Tensor:
+    def _draw(
+        self, shape: tuple[int, ...], stream: int, gaussian: bool, low: float = 0.0, high: float = 1.0
+    ) -> torch.Tensor:
         out = torch.empty(self.num_envs, *shape, device=self.device)
         flat = out.view(self.num_envs, -1)
         s = self.store
         stream_of = torch_stream(self.device) if self.device.type == "cuda" else None
         sources = [wp.from_torch(s[n], dtype=wp.uint64 if n == "seed" else wp.int32) for n in kernels.RNG_SOURCES]
-        inputs = [*sources, stream, gaussian, wp.from_torch(flat)]
+        inputs = [*sources, stream, gaussian, low, high, wp.from_torch(flat)]
         wp.launch(draw_kernel, flat.shape, inputs, device=str(self.device), stream=stream_of)
         return out
 
@@ -461,7 +485,7 @@ def all_alive(env: int, alive: wp.array2d[wp.bool]):
         alive[env, agent] = True
 
 
-@wp.kernel(enable_backward=False)
+@wp.kernel(enable_backward=False, module="unique", module_options={"fuse_fp": False})
 def draw_kernel(
     seed: wp.array[wp.uint64],
     env_id: wp.array[int],
@@ -469,6 +493,8 @@ def draw_kernel(
     step_count: wp.array[int],
     stream: int,
     gaussian: bool,
+    low: float,
+    high: float,
     out: wp.array2d[float],
 ):
     env, i = wp.tid()
@@ -480,7 +506,7 @@ def draw_kernel(
     if gaussian:
         out[env, i] = normal(rng, stream + i)
     else:
-        out[env, i] = uniform(rng, stream + i, 0.0, 1.0)
+        out[env, i] = uniform(rng, stream + i, low, high)
 
 
 def _group_fields(g: Group) -> dict[str, Field]:

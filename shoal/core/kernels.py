@@ -15,9 +15,9 @@ from typing import Any
 import torch
 import warp as wp
 
-from shoal.errors import ShoalError, unknown
 from shoal.core.random import Random, random_at
 from shoal.core.store import Field
+from shoal.errors import ShoalError, unknown
 
 ENVS_PER_BLOCK = 4096
 """Envs that one task of a CPU launch covers: few enough that their arrays stay in the cache."""
@@ -115,7 +115,7 @@ def fit_shape(what: str, tensor: torch.Tensor, annotation: Any) -> torch.Tensor:
 
 
 def build(name: str, calls: list[Call], on_cpu: bool) -> list[Program]:
-    """Generate the kernels for a list of calls: one on a CPU; on a GPU, one per run of calls that can share a thread."""
+    """The kernels for a list of calls: one on a CPU; on a GPU, one per run of calls that can share a thread."""
     if on_cpu:
         return [_generate(f"{name}_cpu", calls, 0, _cpu_body)]
     programs = []

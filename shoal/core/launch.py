@@ -1,10 +1,11 @@
-"""Launching: recorded once with their arguments, replayed cheaply, on torch's current stream or over the CPU's threads."""
+"""Launching: recorded once with all arguments, replayed cheaply, on torch's stream or over the CPU's threads."""
 
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -123,7 +124,7 @@ class Plan:
         threads = max(1, min(cpu_threads(), self.num_envs // ENVS_PER_THREAD))
         bounds = [self.num_envs * i // threads for i in range(threads + 1)]
         shares: Shares = []
-        for start, stop in zip(bounds, bounds[1:], strict=False):
+        for start, stop in pairwise(bounds):
             inputs = self._bind(program, arguments, slice(start, stop))
             blocks = -(-(stop - start) // ENVS_PER_BLOCK)
             shares.append([wp.launch(program.kernel, blocks, inputs, device="cpu", record_cmd=True)])
@@ -149,10 +150,11 @@ def _run_shares(shares: Shares) -> None:
         task.result()
 
 
-def bind(
-    name: str, function: Any, device: torch.device, rows: int, arguments: dict[str, Any], agents: int = 0
-) -> Plan:
-    """A plan that runs one Warp function for every row (and `agent`); its first parameter `env` is the row."""
+def bind(name: str, function: Any, device: torch.device, rows: int, arguments: dict[str, Any], agents: int = 0) -> Plan:
+    """A plan that runs one Warp function for every row (and `agent`); its first parameter `env` is the row.
+
+    On a CPU `env` counts within the thread's slice: a function that needs the number of the row reads it from an array.
+    """
     init_warp()
     plan = Plan(device, rows)
     plan.add_programs(build(name, [Call(function, agents=agents)], device.type == "cpu"), arguments)

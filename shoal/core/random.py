@@ -30,6 +30,7 @@ class Random:
 
 @wp.func
 def random_at(seed: wp.uint64, env: int, episode: int, step: int):
+    """The place of an env in its random sequence."""
     r = Random()
     r.seed = seed
     r.env = wp.uint32(env)
@@ -61,6 +62,7 @@ def philox(counter: vec4u, seed: wp.uint64):
 
 @wp.func
 def random_words(rng: Random, stream: int):
+    """Four random words."""
     return philox(vec4u(rng.env, rng.episode, rng.step, wp.uint32(stream)), rng.seed)
 
 

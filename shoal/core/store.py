@@ -61,7 +61,7 @@ class Store:
         """Allocate one array, zeroed; a name can be taken once."""
         if name in self.fields:
             raise ShoalError(f"The store already holds an array named {name!r}; choose another name.")
-        if not name.isidentifier() or hasattr(type(self), name):
+        if not name.isidentifier() or hasattr(type(self), name) or name in vars(self) or name == "config":
             raise ShoalError(f"{name!r} cannot name an array: use a plain identifier that is not a word of the store.")
         shape = (self.num_envs, *field.shape, *field.inner)
         self.fields[name] = field
@@ -89,7 +89,10 @@ class Store:
         return dict(self.tensors)
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Overwrite every array in place; names and shapes must match exactly."""
+        """Overwrite every array in place; names and shapes must match exactly, or nothing is changed."""
+        bad = [n for n, t in self.tensors.items() if n not in state or state[n].shape != t.shape]
+        if bad:
+            raise ShoalError(f"The saved state does not fit this world in: {', '.join(bad)}.")
         for name, tensor in self.tensors.items():
             tensor.copy_(state[name])
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from shoal.errors import ShoalError
 from shoal.core.spaces import Box, Discrete, MultiDiscrete, Space, check_range, check_tensor
+from shoal.errors import ShoalError, unknown
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,9 @@ class World(ABC):
     def restart(self, mask: torch.Tensor) -> None:
         """Begin a new episode in the envs of `mask` now, and rewrite their observation."""
 
+    def close(self) -> None:
+        """Free what the world holds; it cannot be stepped any more."""
+
     @abstractmethod
     def statistics(self) -> EpisodeStatistics:
         """Counts and sums over finished episodes since the start of training, on the device."""
@@ -155,6 +158,7 @@ class World(ABC):
 
     def check_actions(self, actions: Mapping[str, torch.Tensor], values: bool = True) -> None:
         """Refuse actions of a wrong shape, type or device, and (`values`) out of range, by name."""
+        self.check_groups(actions)
         for group in self.groups:
             if group.name not in actions:
                 raise ShoalError(f"No action for group {group.name!r}; give one tensor per group.")
@@ -162,6 +166,12 @@ class World(ABC):
             check_tensor(what, actions[group.name], group.action, (self.num_envs, group.agents), self.device)
             if values:
                 check_range(what, actions[group.name], group.action)
+
+    def check_groups(self, actions: Mapping[str, torch.Tensor]) -> None:
+        """Refuse actions for a group that is not there."""
+        for name in actions:
+            if name not in {g.name for g in self.groups}:
+                raise unknown(f"group in {self.name}", name, [g.name for g in self.groups])
 
     def by_group(self, actions: torch.Tensor | Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """Actions as a mapping; one tensor will do for a world with one group."""

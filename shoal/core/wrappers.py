@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import torch
 
-from shoal.errors import ShoalError
 from shoal.core.spaces import Box
 from shoal.core.world import EpisodeStatistics, Group, GroupOutputs, Outputs, World
+from shoal.errors import ShoalError
 
 
 class Wrapper(World):
@@ -51,8 +51,14 @@ class Wrapper(World):
         return self.outputs
 
     def restart(self, mask: torch.Tensor) -> None:
+        kept = [(tensor, tensor.clone()) for tensor in _results(self.outputs)]
         self.world.restart(mask)
         self._emit(self.world.outputs, self.outputs, mask, ~mask)
+        for tensor, before in kept:  # a restart begins an episode; what the last step brought stays
+            tensor.copy_(before)
+
+    def close(self) -> None:
+        self.world.close()
 
     @property
     def _own_outputs(self) -> Outputs:
@@ -88,14 +94,26 @@ class Wrapper(World):
         return {}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        own = {f"{type(self).__name__}.{k}": v for k, v in self._buffers().items()}
-        return {**self.world.state_dict(), **own}
+        return {**self.world.state_dict(), **self._own_state()}
+
+    def _own_state(self) -> dict[str, torch.Tensor]:
+        """The wrapper's memory and what it shows, under names that no other wrapper of the pile has."""
+        place = f"{type(self).__name__}{self._depth}"
+        state = {f"{place}.{name}": tensor for name, tensor in self._buffers().items()}
+        for name, out in self.outputs.groups.items():
+            shown = {k: v for k, v in vars(out).items() if v is not None}
+            state.update({f"{place}.{name}.{k}": v for k, v in shown.items()})
+        return state
+
+    @property
+    def _depth(self) -> int:
+        return self.world._depth + 1 if isinstance(self.world, Wrapper) else 1
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         self.reset()
         self.world.load_state_dict(state)
-        for name, buffer in self._buffers().items():
-            buffer.copy_(state[f"{type(self).__name__}.{name}"])
+        for name, tensor in self._own_state().items():
+            tensor.copy_(state[name])
 
     @property
     def time_limit(self) -> int | None:
@@ -117,7 +135,7 @@ class Wrapper(World):
 
 
 class TransformReward(Wrapper):
-    """`TransformReward(world, lambda r: r.clamp(-1, 1))`: a function of the reward tensor. Statistics stay the world's."""
+    """A function of the reward tensor: `TransformReward(world, torch.sign)`. Statistics stay the world's own."""
 
     def __init__(self, world: World, function: Callable[[torch.Tensor], torch.Tensor]):
         super().__init__(world)
@@ -191,7 +209,7 @@ class FrameStack(Wrapper):
             older = stack[:, :, source.observation.shape[2] :]
             moved = torch.cat([older, source.observation], dim=2)
             if group.final_observation is not None:
-                group.final_observation.copy_(torch.cat([older, source.final_observation], dim=2))
+                _copy_moved(torch.cat([older, source.final_observation], dim=2), group.final_observation, held)
             shown = torch.where(_like(started, stack), fresh, moved)
             if held is not None:
                 shown = torch.where(_like(held, stack), stack, shown)
@@ -267,17 +285,16 @@ class TimeLimit(Wrapper):
         self.count += moved
         ended = (inner.terminated | inner.truncated) & moved
         cut = (self.count >= self.steps) & moved
-        _copy(inner, out)
-        out.truncated.copy_(inner.truncated | cut)
         only_cut = cut & ~ended
         for name, group in out.groups.items():
             source = inner.groups[name]
             if group.final_observation is not None:
                 final = torch.where(_like(only_cut, source.observation), source.observation, source.final_observation)
-                group.final_observation.copy_(final)
+                _copy_moved(final, group.final_observation, hold)
+        truncated = inner.truncated | cut
         self.world.restart(only_cut)
-        for name, group in out.groups.items():
-            group.observation.copy_(self.world.outputs.groups[name].observation)
+        _copy(self.world.outputs, out, finals=False)
+        out.truncated.copy_(truncated)
         self.count.masked_fill_(ended | cut, 0)
         return out
 
@@ -287,7 +304,18 @@ def _like(flags: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     return flags.view(-1, *[1] * (tensor.ndim - 1))
 
 
-def _copy(inner: Outputs, out: Outputs, observations: bool = True) -> None:
+def _results(out: Outputs) -> list[torch.Tensor]:
+    """What a step brought, as opposed to what is there now: end flags, rewards, final observations."""
+    groups = [t for g in out.groups.values() for t in (g.reward, g.final_observation) if t is not None]
+    return [out.terminated, out.truncated, *groups]
+
+
+def _copy_moved(source: torch.Tensor, target: torch.Tensor, held: torch.Tensor | None) -> None:
+    """Copy, but for envs that were held back."""
+    target.copy_(source if held is None else torch.where(_like(held, target), target, source))
+
+
+def _copy(inner: Outputs, out: Outputs, observations: bool = True, finals: bool = True) -> None:
     out.terminated.copy_(inner.terminated)
     out.truncated.copy_(inner.truncated)
     for name, group in out.groups.items():
@@ -295,7 +323,7 @@ def _copy(inner: Outputs, out: Outputs, observations: bool = True) -> None:
         group.reward.copy_(source.reward)
         if observations:
             group.observation.copy_(source.observation)
-            if group.final_observation is not None:
+            if finals and group.final_observation is not None:
                 group.final_observation.copy_(source.final_observation)
         if group.alive is not None:
             group.alive.copy_(source.alive)

@@ -63,13 +63,17 @@ def clip_fraction(
     return weighted_mean(((ratio - 1.0).abs() > clip).float(), weight)
 
 
-def explained_variance(value: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+def variance(x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+    """Var(x) = E[ (x - E[x])^2 ] over the samples that count."""
+    return weighted_mean((x - weighted_mean(x, weight)).square(), weight)
+
+
+def explained_variance(value: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
     """1 - Var(R - V) / Var(R): 1 is a perfect value function, 0 no better than a constant."""
-    return 1.0 - (target - value).var(correction=0) / target.var(correction=0).clamp(min=1e-8)
+    return 1.0 - variance(target - value, weight) / variance(target, weight).clamp(min=1e-8)
 
 
 def normalised(advantage: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
     """Advantages shifted and scaled to mean 0 and standard deviation 1 over the samples that count."""
     mean = weighted_mean(advantage, weight)
-    var = weighted_mean((advantage - mean).square(), weight)
-    return (advantage - mean) * torch.rsqrt(var + 1e-8)
+    return (advantage - mean) * torch.rsqrt(variance(advantage, weight) + 1e-8)

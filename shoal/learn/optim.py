@@ -33,7 +33,7 @@ class Adam:
 
     def step(self, loss: torch.Tensor, go: torch.Tensor) -> torch.Tensor:
         """One step down the gradient of `loss`; returns the gradient's norm before clipping."""
-        gradients = torch.autograd.grad(loss, self.parameters)
+        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
         flat = torch.cat([g.reshape(-1) for g in gradients])
         if self.reduce is not None:
             self.reduce(flat)

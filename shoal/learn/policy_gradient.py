@@ -125,7 +125,8 @@ class PolicyGradient:
             self._value_of(self.rollout.observation, self.value)
             self._value_eager(self.rollout.final_observation, self.final_value)  # few rows: not worth compiling for
             self._advantages()
-            spread = losses.explained_variance(self.value[:-1], self.target)
+            weight = None if self._alive is None else self._alive.float()
+            spread = losses.explained_variance(self.value[:-1].flatten(), self.target.flatten(), weight)
             self.metrics["explained_variance"].add_(spread)
 
     def _learn(self) -> None:

@@ -17,16 +17,25 @@ def mix(x: wp.uint32):
 
 
 @wp.func
-def permuted(env: int, n: int, half_bits: int, seed: int, epoch: int, counter: wp.array[int], order: wp.array[int]):
-    """Place of sample `env` in the order: a Feistel network over 2^(2 half_bits) >= n values.
+def permuted(
+    env: int,
+    n: int,
+    half_bits: int,
+    seed: int,
+    epoch: int,
+    counter: wp.array[int],
+    sample: wp.array[int],
+    order: wp.array[int],
+):
+    """Place of a sample in the order: a Feistel network over 2^(2 half_bits) >= n values.
 
     A Feistel network is a bijection whatever its round function. Values of n and above are walked on until they fall
     inside, which keeps it one (Black & Rogaway 2002).
     """
     shift = wp.uint32(half_bits)
     low = (wp.uint32(1) << shift) - wp.uint32(1)
-    key = mix(wp.uint32(seed) ^ mix(wp.uint32(counter[0]) * wp.uint32(64) + wp.uint32(epoch)))
-    x = wp.uint32(env)
+    key = mix(wp.uint32(seed) ^ mix(mix(wp.uint32(counter[0])) + wp.uint32(epoch)))
+    x = wp.uint32(sample[env])  # `env` counts within a slice of the samples; this is the number of the whole
     inside = bool(False)
     while not inside:
         left = x >> shift
@@ -44,7 +53,9 @@ def order_plan(order: torch.Tensor, seed: int, epoch: int, counter: torch.Tensor
     """Fills `order` [n] with a random order of 0..n-1 that depends on the seed, the epoch and the device's counter."""
     n = order.shape[0]
     half_bits = max(1, (max(n - 1, 1).bit_length() + 1) // 2)
+    sample = torch.arange(n, dtype=torch.int32, device=order.device)
+    seed &= 0x7FFFFFFF
     arguments = dict(
-        n=n, half_bits=half_bits, seed=seed & 0x7FFFFFFF, epoch=epoch, counter=Whole(counter), order=order
+        n=n, half_bits=half_bits, seed=seed, epoch=epoch, counter=Whole(counter), sample=sample, order=order
     )
     return bind("order", permuted, order.device, n, arguments)

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from shoal.errors import ShoalError
 from shoal.core.world import Group
+from shoal.errors import ShoalError
 from shoal.policy.heads import make_head
 from shoal.policy.mlp import MLP, Torso, orthogonal
 from shoal.policy.normalise import RunningMoments
@@ -57,7 +57,9 @@ def _features(torso: nn.Module, shape: tuple[int, ...]) -> int:
         out = torso(torch.zeros(1, *shape))
     if not isinstance(out, torch.Tensor) or out.ndim != 2 or out.shape[0] != 1:
         got = tuple(out.shape) if isinstance(out, torch.Tensor) else type(out).__name__
-        raise ShoalError(f"The policy network must map [batch, {', '.join(map(str, shape))}] to [batch, features]; got {got}.")
+        raise ShoalError(
+            f"The policy network must map [batch, {', '.join(map(str, shape))}] to [batch, features]; got {got}."
+        )
     return out.shape[1]
 
 

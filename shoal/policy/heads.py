@@ -18,7 +18,7 @@ MASKED = -1e9
 
 
 class CategoricalHead(nn.Module):
-    """Independent choices; part i is one out of `nvec[i]`. `flat` heads have one part and actions without a last axis."""
+    """Independent choices; part i is one out of `nvec[i]`. A `flat` head has one part, and its actions no last axis."""
 
     gaussian_noise = False
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -19,7 +20,7 @@ class MLP(nn.Module):
         super().__init__()
         sizes = [math.prod(shape), *hidden]
         layers: list[nn.Module] = []
-        for a, b in zip(sizes, sizes[1:], strict=False):
+        for a, b in pairwise(sizes):
             layers += [orthogonal(nn.Linear(a, b), math.sqrt(2.0)), ACTIVATIONS[activation]()]
         self.layers = nn.Sequential(*layers)
 

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 import warp as wp
 
-from shoal.errors import ShoalError
 from shoal.core.graph import WARM_UP_CALLS, Graphed
 from shoal.core.launch import Plan, Whole, bind, cpu_threads
 from shoal.core.random import philox, unit_float, vec4u
 from shoal.core.spaces import Box, Discrete
 from shoal.core.world import World
-from shoal.run.config import Job, should_compile, use_bf16
+from shoal.errors import ShoalError
+from shoal.run.config import Job
 from shoal.run.progress import si
 from shoal.run.trainer import Trainer
 from shoal.worlds import world_class
@@ -32,13 +32,14 @@ def random_choices(
     n: int,
     block: int,
     counter: wp.array[int],
+    place: wp.array[int],
     a: wp.array[int],
     b: wp.array[int],
     c: wp.array[int],
     d: wp.array[int],
 ):
     """Uniform choices out of n for four rows of actions, all from one draw."""
-    words = philox(vec4u(wp.uint32(env), wp.uint32(counter[0]), wp.uint32(block), wp.uint32(n)), wp.uint64(1))
+    words = philox(vec4u(wp.uint32(place[env]), wp.uint32(counter[0]), wp.uint32(block), wp.uint32(n)), wp.uint64(1))
     a[env] = int((wp.uint64(words[0]) * wp.uint64(n)) >> wp.uint64(32))
     b[env] = int((wp.uint64(words[1]) * wp.uint64(n)) >> wp.uint64(32))
     c[env] = int((wp.uint64(words[2]) * wp.uint64(n)) >> wp.uint64(32))
@@ -52,13 +53,14 @@ def random_floats(
     high: float,
     block: int,
     counter: wp.array[int],
+    place: wp.array[int],
     a: wp.array[float],
     b: wp.array[float],
     c: wp.array[float],
     d: wp.array[float],
 ):
     """Uniform numbers in [low, high) for four rows of actions, all from one draw."""
-    words = philox(vec4u(wp.uint32(env), wp.uint32(counter[0]), wp.uint32(block), wp.uint32(0)), wp.uint64(1))
+    words = philox(vec4u(wp.uint32(place[env]), wp.uint32(counter[0]), wp.uint32(block), wp.uint32(0)), wp.uint64(1))
     a[env] = low + (high - low) * unit_float(words[0])
     b[env] = low + (high - low) * unit_float(words[1])
     c[env] = low + (high - low) * unit_float(words[2])
@@ -75,6 +77,7 @@ def random_actions(world: World) -> tuple[torch.Tensor, Callable[[], None]]:
     actions = torch.zeros(shape, dtype=space.dtype, device=world.device)
     counter = torch.zeros(1, dtype=torch.int32, device=world.device)
     rows = actions.flatten(1)
+    place = torch.arange(rows.shape[1], dtype=torch.int32, device=world.device)
     function, limits = random_choices, dict[str, Any](n=space.n if isinstance(space, Discrete) else 0)
     if isinstance(space, Box):
         low, high = (space.low, space.high) if space.bounded else (-1.0, 1.0)
@@ -84,7 +87,7 @@ def random_actions(world: World) -> tuple[torch.Tensor, Callable[[], None]]:
     plans = []
     for block in range(STEPS_PER_CALL // 4):
         four = dict(zip("abcd", rows[4 * block : 4 * block + 4], strict=True))
-        arguments = dict(block=block, counter=Whole(counter), **limits, **four)
+        arguments = dict(block=block, counter=Whole(counter), place=place, **limits, **four)
         plans.append(bind("actions", function, world.device, rows.shape[1], arguments))
     whole = Plan.joined(plans)
 
@@ -169,8 +172,8 @@ def _row(job: Job, kind: str, num_envs: int, world: World, **figures: float) -> 
             hidden=list(config.hidden),
             activation=config.activation,
             shared=config.shared,
-            compiled=should_compile(config),
-            bf16=use_bf16(config),
+            compile=config.compile,
+            precision=config.precision,
             epochs=getattr(job.learn, "epochs", 1),
             minibatches=getattr(job.learn, "minibatches", 1),
         )

@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 
-from shoal.errors import ShoalError
 from shoal.core.world import World
 from shoal.core.wrappers import ActionRepeat, FrameStack, TimeLimit
+from shoal.errors import ShoalError
 from shoal.policy import ActorCritic, Torso, mlp_torso
 from shoal.run.config import Job
 from shoal.worlds import load_object, world_class

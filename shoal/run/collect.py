@@ -70,6 +70,7 @@ def keep_bytes(
     used: wp.array[int],
     kept: wp.array3d[wp.uint8],
 ):
+    """The same for observations whose size is no multiple of four bytes."""
     if truncated[env] and not terminated[env]:
         for i in range(final.shape[1]):
             kept[env, used[env], i] = final[env, i]

@@ -35,6 +35,10 @@ Count = Annotated[
 ]
 
 
+COMPILE_FROM_STEPS = 20_000_000
+"""Length of a CPU run from which compiling (20 s) pays."""
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """Settings of a training run. Each world ships tuned ones for CPU and for GPU."""
@@ -194,7 +198,7 @@ def make_job(world: str, **overrides: Any) -> Job:
     for key in world_overrides:
         if key not in world_names:
             raise unknown(f"setting of {world}", key, world_names)
-    config = replace(TrainConfig(**run), device=device)
+    config = _settled(TrainConfig(**run), device)
     return Job(world, config, LEARNERS[algo][0](**learn), cls.Config(**world_overrides))
 
 
@@ -226,7 +230,7 @@ def parse_job(world: str, arguments: list[str], command: str = "shoal train") ->
         description=f"Train {algo.upper()} on {world}. Defaults are the ones tuned for this world on this device.",
         args=arguments,
     )
-    return Job(world, replace(parsed.train, device=device), parsed.learn, parsed.world)
+    return Job(world, _settled(parsed.train, device), parsed.learn, parsed.world)
 
 
 def _early(arguments: list[str], flags: tuple[str, ...]) -> dict[str, str]:
@@ -258,16 +262,17 @@ def load_job(folder: Path) -> Job:
         raise ShoalError(f"{path} cannot be read as a run's settings: {error}.") from None
 
 
-def should_compile(config: TrainConfig) -> bool:
-    """Whether to compile: always on a GPU; on a CPU only long runs, and only where there is a C++ compiler."""
-    if config.compile != "auto":
-        return config.compile == "on"
-    if config.device.startswith("cuda"):
-        return True
-    has_compiler = bool(os.environ.get("CXX")) or shutil.which("g++") is not None or shutil.which("clang++") is not None
-    return has_compiler and config.total_steps >= 20_000_000
+def _settled(config: TrainConfig, device: str) -> TrainConfig:
+    """With every "auto" decided, so that a resumed run computes as it did before.
 
-
-def use_bf16(config: TrainConfig) -> bool:
-    """Whether products inside networks are computed in bf16."""
-    return config.precision == "bf16" or (config.precision == "auto" and config.device.startswith("cuda"))
+    Compiled: always on a GPU; on a CPU only long runs, and only where there is a C++ compiler.
+    """
+    gpu = device.startswith("cuda")
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    compile_it = gpu or (compiler is not None and config.total_steps >= COMPILE_FROM_STEPS)
+    return replace(
+        config,
+        device=device,
+        compile=config.compile if config.compile != "auto" else "on" if compile_it else "off",
+        precision=config.precision if config.precision != "auto" else "bf16" if gpu else "fp32",
+    )

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
-from shoal.errors import ShoalError
 from shoal.core.launch import Plan
 from shoal.core.world import World
+from shoal.errors import ShoalError
 from shoal.policy import ActorCritic
 from shoal.run.build import make_world
 from shoal.run.collect import noise_plan
@@ -97,7 +97,9 @@ def evaluate(
         if step % 25 == 24 and bool(finished.all()):  # sync: evaluation may wait
             break
     else:
-        raise ShoalError(f"{job.world}: some episodes were still running after {LONGEST} steps; give it a --time-limit.")
+        raise ShoalError(
+            f"{job.world}: some episodes were still running after {LONGEST} steps; give it a --time-limit."
+        )
     length = float(lengths.mean())
     return {name: _score(total, length) for name, total in returns.items()}
 

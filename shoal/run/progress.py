@@ -65,7 +65,9 @@ class Progress:
         elif time.monotonic() - self._last >= PLAIN_INTERVAL or steps >= self.total:
             self._last = time.monotonic()
             left = values["time/left"]
-            print(f"{min(100.0, 100 * steps / self.total):3.0f}%  {note}  left {left:.0f} s", file=sys.stderr, flush=True)
+            print(
+                f"{min(100.0, 100 * steps / self.total):3.0f}%  {note}  left {left:.0f} s", file=sys.stderr, flush=True
+            )
 
     def close(self) -> None:
         if self._bar is not None:

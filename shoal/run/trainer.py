@@ -4,12 +4,12 @@ from typing import Any
 
 import torch
 
-from shoal.errors import ShoalError
 from shoal.core.graph import Graphed
+from shoal.errors import ShoalError
 from shoal.learn import LEARNERS, PolicyGradient
 from shoal.run.build import make_policies, make_world
 from shoal.run.collect import Collector
-from shoal.run.config import Job, should_compile, use_bf16
+from shoal.run.config import Job
 
 
 class Trainer:
@@ -19,13 +19,11 @@ class Trainer:
         config = job.train
         _set_precision(config.deterministic)
         self.job = job
-        compiled, bf16 = should_compile(config), use_bf16(config)
+        compiled, bf16 = config.compile == "on", config.precision == "bf16"
         self.world = make_world(job)
         self._check_learner()
         self.policies = make_policies(job, self.world)
-        self.collector = Collector(
-            self.world, self.policies, config.rollout, config.seed, compiled=compiled, bf16=bf16
-        )
+        self.collector = Collector(self.world, self.policies, config.rollout, config.seed, compiled=compiled, bf16=bf16)
         learner = LEARNERS[config.algo][1]
         self.learners: dict[str, PolicyGradient] = {
             name: learner(policy, self.collector.rollouts[name], job.learn, config.seed, compiled, bf16)

@@ -60,9 +60,13 @@ class Canvas:
 
     def text(self, corner: tuple[int, int], text: str, colour: str = "ink") -> None:
         """Words at a place in the picture, counted in its pixels from the top left."""
-        self.draw.text((corner[0] * self.smooth, corner[1] * self.smooth), text, COLOURS[colour], font_size=12 * self.smooth)
+        self.draw.text(
+            (corner[0] * self.smooth, corner[1] * self.smooth), text, COLOURS[colour], font_size=12 * self.smooth
+        )
 
     def array(self) -> np.ndarray:
         """The finished picture [height, width, 3]."""
-        small = self.image.resize((self.width, self.height), Image.Resampling.LANCZOS) if self.smooth > 1 else self.image
+        small = (
+            self.image.resize((self.width, self.height), Image.Resampling.LANCZOS) if self.smooth > 1 else self.image
+        )
         return np.asarray(small)

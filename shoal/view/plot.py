@@ -33,7 +33,9 @@ def plot_runs(paths: list[str | Path], out: str | Path | None = None) -> Path:
         scores = folder.scores()
         if scores:
             points = [(row["steps"], row["mean"]) for row in scores]
-            axes.plot(*zip(*points, strict=True), "o", color="black", markersize=4, label=f"{folder.path.name}: evaluation")
+            axes.plot(
+                *zip(*points, strict=True), "o", color="black", markersize=4, label=f"{folder.path.name}: evaluation"
+            )
             drawn = True
     if not drawn:
         plt.close(figure)

@@ -41,7 +41,8 @@ def load_object(path: str, kind: str) -> Any:
             raise ShoalError(f"There is no file {place!r} to load the {kind} {attribute!r} from.")
         name = f"shoal_user_{file.stem}"
         spec = importlib.util.spec_from_file_location(name, file)
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module  # Warp looks a function's module up there
         spec.loader.exec_module(module)

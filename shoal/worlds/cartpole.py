@@ -90,10 +90,14 @@ class CartPole(KernelWorld):
     settings = {
         "cpu": {
             **dict(total_steps=1_000_000, num_envs=256, rollout=32, lr=2.5e-3, minibatches=4, epochs=4),
+            "ppo.normalise_reward": True,
             **{"a2c.total_steps": 500_000, "a2c.num_envs": 32, "a2c.rollout": 16, "a2c.lr": 4e-3},
             "a2c.normalise_advantage": False,
         },
-        "gpu": dict(total_steps=20_000_000, num_envs=4096, rollout=32, lr=2.5e-3, minibatches=4, epochs=4),
+        "gpu": {
+            **dict(total_steps=20_000_000, num_envs=4096, rollout=32, lr=2.5e-3, minibatches=4, epochs=4),
+            "ppo.normalise_reward": True,
+        },
     }
 
     def picture(self, canvas, env):

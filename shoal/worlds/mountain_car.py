@@ -54,7 +54,9 @@ def draw_valley(canvas, position: float, goal: float) -> None:
     canvas.view(-1.3, 0.7, -0.1, 1.25)
     canvas.line([(x / 50.0, height(x / 50.0)) for x in range(-60, 31)], "grey", 0.015)
     canvas.line([(goal, height(goal)), (goal, height(goal) + 0.2)], "ink", 0.012)
-    canvas.polygon([(goal, height(goal) + 0.2), (goal + 0.1, height(goal) + 0.16), (goal, height(goal) + 0.12)], "green")
+    canvas.polygon(
+        [(goal, height(goal) + 0.2), (goal + 0.1, height(goal) + 0.16), (goal, height(goal) + 0.12)], "green"
+    )
     canvas.disc((position, height(position) + 0.05), 0.05, "orange")
 
 

@@ -67,7 +67,7 @@ class Pendulum(KernelWorld):
             lr=2e-3,
             gamma=0.95,
             epochs=10,
-            minibatches=8,
+            minibatches=4,
             normalise_reward=True,
         ),
         gpu=dict(
@@ -77,7 +77,7 @@ class Pendulum(KernelWorld):
             lr=2e-3,
             gamma=0.95,
             epochs=10,
-            minibatches=8,
+            minibatches=4,
             normalise_reward=True,
         ),
     )

@@ -155,6 +155,39 @@ def test_one_step_from_random_states(case, world):
     assert not np.all(ends)
 
 
+def test_episodes_end_at_the_same_edge(case, world):
+    """Just before and just after the edge between going on and terminating, both say the same."""
+    if not case.terminates:
+        pytest.skip("never terminates")
+    rng = np.random.default_rng(1)
+    env = gymnasium.make(case.gym).unwrapped
+    env.reset(seed=0)
+    inside, outside, taken = [], [], []
+    while len(inside) < N // 2:
+        action = draw_actions(case, world, rng, (1,))[0]
+
+        def ends(state, action=action):
+            set_gym_state(env, case, state.astype(np.float32))
+            return env.step(as_gym(case)(action))[2]
+
+        near, far = rng.uniform(case.low, case.high, (2, len(case.low)))
+        if ends(near) or not ends(far):
+            continue
+        low, high = 0.0, 1.0
+        while high - low > 1e-6:
+            middle = (low + high) / 2
+            low, high = (low, middle) if ends(near + middle * (far - near)) else (middle, high)
+        pair = [near + place * (far - near) for place in (low - 2e-5, high + 2e-5)]
+        if not ends(pair[0]) and ends(pair[1]):
+            inside.append(pair[0])
+            outside.append(pair[1])
+            taken.append(action)
+    world.reset(0)
+    set_state(world, case, np.array([*inside, *outside], np.float32))
+    out = world.step(torch.as_tensor(np.array([*taken, *taken]))[:, None])
+    assert out.terminated.tolist() == [False] * (N // 2) + [True] * (N // 2)
+
+
 def test_many_steps_stay_together(case, world):
     """An env left to itself walks along with Gymnasium's for 20 steps from a reset."""
     rng = np.random.default_rng(3)

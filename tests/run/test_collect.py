@@ -1,0 +1,130 @@
+"""Collecting: what stands in a rollout is what a plain world does with the same actions."""
+
+import numpy as np
+import pytest
+import torch
+
+from shoal.core.wrappers import FrameStack, TimeLimit
+from shoal.policy import ActorCritic, mlp_torso
+from shoal.run.collect import Collector
+from tests.core.test_kernel_world import Drift, Meadow
+from tests.helpers import Counting, CountingTwin, play_twins, play_world
+
+
+def policies(world) -> dict[str, ActorCritic]:
+    torch.manual_seed(0)
+    made = {}
+    for g in world.groups:
+        made[g.name] = policy = ActorCritic(g, mlp_torso((8,), "tanh"), True, False, 0.0)
+        with torch.no_grad():
+            policy.head.linear.weight.normal_()
+    return made
+
+
+def collector(world, steps: int, seed: int = 0, first_env: int = 0) -> Collector:
+    made = Collector(world, policies(world), steps, seed, first_env)
+    made.start(seed, first_env)
+    return made
+
+
+def rows(made: Collector, rollouts: int) -> dict[str, np.ndarray]:
+    """The rollouts of the first group, one after the other."""
+    r = next(iter(made.rollouts.values()))
+    parts = []
+    for _ in range(rollouts):
+        made.collect()
+        names = ("action", "reward", "terminated", "truncated", "log_prob")
+        parts.append({name: getattr(r, name).numpy().copy() for name in names})
+        parts[-1].update(before=r.observation[:-1].numpy().copy(), after=r.observation[1:].numpy().copy())
+        parts[-1].update(final=r.final_observation.numpy().copy())
+    return {name: [part[name] for part in parts] for name in parts[0]}
+
+
+@pytest.mark.parametrize("steps", [1, 3, 16])
+def test_rollouts_equal_a_twin_that_takes_their_actions(steps):
+    """Over several rollouts: observations before and after, rewards, ends, and every real final observation."""
+    found = rows(collector(Counting(6), steps), max(5, 30 // steps))
+    actions = np.concatenate(found["action"])[:, :, 0]
+    twin = play_twins([CountingTwin(i) for i in range(6)], actions)
+    assert len(np.unique(actions)) == 3
+    np.testing.assert_array_equal(np.concatenate(found["before"])[0, :, 0], twin.first)
+    np.testing.assert_array_equal(np.concatenate(found["before"])[1:, :, 0], twin.observation[:-1])
+    np.testing.assert_array_equal(np.concatenate(found["after"])[:, :, 0], twin.observation)
+    np.testing.assert_array_equal(np.concatenate(found["reward"])[:, :, 0], twin.reward)
+    np.testing.assert_array_equal(np.concatenate(found["terminated"]), twin.terminated)
+    np.testing.assert_array_equal(np.concatenate(found["truncated"]), twin.truncated)
+    cuts = 0
+    for i, kept in enumerate(found["final"]):
+        span = slice(i * steps, (i + 1) * steps)
+        only_cut = twin.truncated[span] & ~twin.terminated[span]
+        for env in range(6):
+            expected = twin.final[span][only_cut[:, env], env]
+            np.testing.assert_array_equal(kept[: len(expected), env, 0], expected)
+            cuts += len(expected)
+    assert cuts > 5
+
+
+def test_wrapped_worlds_collect_what_they_show():
+    def make():
+        return TimeLimit(FrameStack(Counting(6), 2), 3)
+
+    found = rows(collector(make(), 7), 4)
+    expected = play_world(make(), np.concatenate(found["action"])[:, :, 0])
+    np.testing.assert_array_equal(np.concatenate(found["after"])[:, :, 0], expected.observation)
+    np.testing.assert_array_equal(np.concatenate(found["truncated"]), expected.truncated)
+    np.testing.assert_array_equal(np.concatenate(found["reward"])[:, :, 0], expected.reward)
+
+
+def test_an_env_and_its_policy_do_not_depend_on_the_batch():
+    """Envs 3 to 5 of a batch of eight do as a batch that holds only them."""
+    whole = rows(collector(Drift(8), 6), 3)
+    part = rows(collector(Drift(3), 6, first_env=3), 3)
+    for name in ("action", "terminated", "truncated"):
+        np.testing.assert_array_equal(np.array(whole[name])[:, :, 3:6], np.array(part[name]), err_msg=name)
+    np.testing.assert_allclose(np.array(whole["log_prob"])[:, :, 3:6], np.array(part["log_prob"]), atol=1e-6)
+
+
+def test_log_probabilities_are_those_of_the_policy():
+    made = collector(Drift(8), 6)
+    made.collect()
+    r, policy = made.rollouts["leaf"], made.policies["leaf"]
+    with torch.no_grad():
+        params = policy.distribution(r.observation[:-1].flatten(0, 2))
+        expected, _ = policy.head.log_prob_and_entropy(params, r.action.flatten())
+    torch.testing.assert_close(r.log_prob.flatten(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_actions_follow_the_policy():
+    """Over many draws the share of each choice is its mean probability; each rollout draws anew."""
+    made = collector(Drift(512), 8)
+    shares, probs = [], []
+    for _ in range(4):
+        made.collect()
+        r = made.rollouts["leaf"]
+        with torch.no_grad():
+            probs.append(made.policies["leaf"].distribution(r.observation[:-1].flatten(0, 2)).softmax(-1))
+        shares.append(r.action.flatten().clone())
+    expected = torch.cat(probs).mean(0)
+    found = torch.bincount(torch.cat(shares).long(), minlength=3) / (4 * 8 * 512)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.02)
+
+
+def test_two_groups_with_agents_that_leave_and_choices_that_are_not_allowed():
+    """Everyone in the rollouts is alive, dead and allowed as in a world stepped in place with the same actions."""
+    made, plain = collector(Meadow(7), 8), Meadow(7)
+    out = plain.reset(0)
+    wolf, sheep = made.rollouts["wolf"], made.rollouts["sheep"]
+    deaths = 0
+    for _ in range(4):
+        made.collect()
+        for t in range(8):
+            np.testing.assert_array_equal(wolf.action_mask[t], out.groups["wolf"].action_mask)
+            np.testing.assert_array_equal(sheep.alive[t], out.groups["sheep"].alive)
+            np.testing.assert_array_equal(sheep.observation[t], out.groups["sheep"].observation)
+            assert wolf.action_mask[t].gather(-1, wolf.action[t].long()[..., None]).all()
+            out = plain.step({"wolf": wolf.action[t], "sheep": sheep.action[t]})
+            np.testing.assert_array_equal(wolf.reward[t], out.groups["wolf"].reward)
+            np.testing.assert_array_equal(wolf.terminated[t], out.terminated)
+            np.testing.assert_array_equal(sheep.truncated[t], out.truncated)
+            deaths += int((~out.groups["sheep"].alive).sum())
+    assert deaths > 10
