@@ -26,7 +26,7 @@ test-slow: .venv/installed
 lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 docs: .venv/installed
 	$(BIN)/mkdocs build --strict --quiet

@@ -1,7 +1,7 @@
 """Store, kernels, random numbers, spaces and the World contract: what every world stands on."""
 
 from shoal.core.kernel_world import Each, KernelWorld
-from shoal.core.maths import sincos, wrap_angle
+from shoal.core.maths import sincos, sincos_small, wrap_angle
 from shoal.core.random import Random, integer, normal, uniform, uniform4
 from shoal.core.spaces import Box, Discrete, MultiDiscrete, Space
 from shoal.core.store import Field, Store
@@ -34,6 +34,7 @@ __all__ = [
     "integer",
     "normal",
     "sincos",
+    "sincos_small",
     "uniform",
     "uniform4",
     "wrap_angle",

@@ -15,7 +15,7 @@ import warp as wp
 from shoal.core import kernels
 from shoal.core.kernels import Call
 from shoal.core.launch import Plan, init_warp, torch_stream
-from shoal.core.random import Random, normal, uniform
+from shoal.core.random import draw_kernel
 from shoal.core.spaces import Box
 from shoal.core.store import Field, Store
 from shoal.core.world import EpisodeStatistics, Group, GroupOutputs, Outputs, World
@@ -315,8 +315,9 @@ class KernelWorld(World):
             method = getattr(self, f"_author_{stage}")
             return [lambda arrays: self._run_torch(stage, method, arrays, when, renames or {})]
         calls: list[Call | Callable] = []
+        only = self.groups[0]
         for item in _functions(getattr(type(self), f"_author_{stage}")):
-            group = self.group(item.group) if isinstance(item, Each) else self.groups[0]
+            group = self.group(item.group) if isinstance(item, Each) else only
             function = item.function if isinstance(item, Each) else item
             per_agent = "agent" in _parameters(function)
             if per_agent and len(self.groups) > 1 and not isinstance(item, Each):
@@ -483,30 +484,6 @@ def finish(
 def all_alive(env: int, alive: wp.array2d[wp.bool]):
     for agent in range(alive.shape[1]):
         alive[env, agent] = True
-
-
-@wp.kernel(enable_backward=False, module="unique", module_options={"fuse_fp": False})
-def draw_kernel(
-    seed: wp.array[wp.uint64],
-    env_id: wp.array[int],
-    episode: wp.array[int],
-    step_count: wp.array[int],
-    stream: int,
-    gaussian: bool,
-    low: float,
-    high: float,
-    out: wp.array2d[float],
-):
-    env, i = wp.tid()
-    rng = Random()
-    rng.seed = seed[env]
-    rng.env = wp.uint32(env_id[env])
-    rng.episode = wp.uint32(episode[env])
-    rng.step = wp.uint32(step_count[env])
-    if gaussian:
-        out[env, i] = normal(rng, stream + i)
-    else:
-        out[env, i] = uniform(rng, stream + i, low, high)
 
 
 def _group_fields(g: Group) -> dict[str, Field]:

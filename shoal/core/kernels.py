@@ -220,16 +220,34 @@ def _cpu_body(calls: list[Call], argument: Callable[[str, Any], str]) -> list[st
         calls_here = list(run)
         # Each per-agent call has a loop of its own: it may read what the call before it wrote for other agents.
         for part in [[c] for c in calls_here] if agents else [calls_here]:
-            lines += ["env = int(first)", "while env < last:"]
-            pad = "    "
             if when:
-                lines.append(pad + _guard(when, argument))
-                pad += "    "
+                lines += _flagged_loop(argument(when, wp.array(dtype=wp.bool)))
+                pad = " " * 16
+            else:
+                lines += ["env = int(first)", "while env < last:"]
+                pad = " " * 4
             if agents:
                 lines += [f"{pad}agent = int(0)", f"{pad}while agent < {agents}:"]
                 lines += [f"{pad}    {_call_text(i, call, argument)}" for i, call in part]
                 lines.append(f"{pad}    agent += 1")
             else:
                 lines += [pad + _call_text(i, call, argument) for i, call in part]
-            lines.append("    env += 1")
+            lines += ["            env += 1", "    group += 8"] if when else ["    env += 1"]
     return lines
+
+
+def _flagged_loop(flag: str) -> list[str]:
+    """The head of a loop over the few envs whose flag is set, looking at eight flags at a time."""
+    eight = " or ".join(f"{flag}[group + {i}]" for i in range(8))
+    return [
+        "group = int(first)",
+        "while group < last:",
+        "    stop = wp.min(group + 8, last)",
+        "    some = bool(True)",
+        "    if group + 8 <= last:",
+        f"        some = {eight}",
+        "    if some:",
+        "        env = int(group)",
+        "        while env < stop:",
+        f"            if {flag}[env]:",
+    ]

@@ -116,7 +116,7 @@ class Plan:
     def _add_cuda(self, program: Program, arguments: dict[str, Any]) -> None:
         dim = (self.num_envs, program.agents) if program.agents else self.num_envs
         inputs = self._bind(program, arguments, slice(0, self.num_envs))
-        command = wp.launch(program.kernel, dim, inputs, device=str(self.device), record_cmd=True)
+        command: Any = wp.launch(program.kernel, dim, inputs, device=str(self.device), record_cmd=True)
         self.steps.append(lambda: command.launch(torch_stream(self.device)))
 
     def _add_cpu(self, program: Program, arguments: dict[str, Any]) -> None:

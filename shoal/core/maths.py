@@ -8,14 +8,21 @@ import warp as wp
 
 
 @wp.func
+def sincos_small(x: float):
+    """Sine and cosine of an angle within an eighth of a turn, |x| <= pi / 4 [rad] (minimax polynomials)."""
+    x2 = x * x
+    sine = x + x * x2 * (-1.6666654611e-1 + x2 * (8.3321608736e-3 - x2 * 1.9515295891e-4))
+    tail = 4.166664568298827e-2 + x2 * (-1.388731625493765e-3 + x2 * 2.443315711809948e-5)
+    return sine, 1.0 - 0.5 * x2 + x2 * x2 * tail
+
+
+@wp.func
 def sincos(x: float):
-    """Sine and cosine of `x` [rad] together (Cody-Waite reduction by quarter turns, then minimax polynomials)."""
+    """Sine and cosine of `x` [rad] together (Cody-Waite reduction by quarter turns)."""
     quarter = int(x * 0.6366197723675814 + wp.where(x >= 0.0, 0.5, -0.5))
     k = float(quarter)
     r = ((x - k * 1.5703125) - k * 4.837512969970703e-4) - k * 7.549789948768648e-8
-    r2 = r * r
-    s = r + r * r2 * (-1.6666654611e-1 + r2 * (8.3321608736e-3 - r2 * 1.9515295891e-4))
-    c = 1.0 - 0.5 * r2 + r2 * r2 * (4.166664568298827e-2 + r2 * (-1.388731625493765e-3 + r2 * 2.443315711809948e-5))
+    s, c = sincos_small(r)
     swap = (quarter & 1) != 0
     sine = wp.where(swap, c, s)
     cosine = wp.where(swap, s, c)

@@ -110,3 +110,24 @@ def integer(rng: Random, stream: int, n: int):
     """An integer in [0, n)."""
     words = random_words(rng, stream)
     return int((wp.uint64(words[0]) * wp.uint64(n)) >> wp.uint64(32))
+
+
+@wp.kernel(enable_backward=False, module="unique", module_options={"fuse_fp": False})
+def draw_kernel(
+    seed: wp.array[wp.uint64],
+    env_id: wp.array[int],
+    episode: wp.array[int],
+    step_count: wp.array[int],
+    stream: int,
+    gaussian: bool,
+    low: float,
+    high: float,
+    out: wp.array2d[float],
+):
+    """For worlds written with torch: one number per element of a tensor [env, i], stream by stream."""
+    env, i = wp.tid()
+    rng = random_at(seed[env], env_id[env], episode[env], step_count[env])
+    if gaussian:
+        out[env, i] = normal(rng, stream + i)
+    else:
+        out[env, i] = uniform(rng, stream + i, low, high)

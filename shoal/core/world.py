@@ -176,8 +176,9 @@ class World(ABC):
     def by_group(self, actions: torch.Tensor | Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """Actions as a mapping; one tensor will do for a world with one group."""
         if isinstance(actions, torch.Tensor):
+            first = self.groups[0].name
             if len(self.groups) > 1:
                 names = ", ".join(g.name for g in self.groups)
                 raise ShoalError(f"{self.name} has several groups ({names}); give a tensor for each.")
-            return {self.groups[0].name: actions}
+            return {first: actions}
         return actions

@@ -1,6 +1,7 @@
 """What A2C and PPO share: values, advantages, one compiled loss, one optimiser, metrics that stay on the device."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -140,7 +141,7 @@ class PolicyGradient:
         """The loss and what is reported of it, over the samples `pick` (None: all)."""
         raise ShoalError("PolicyGradient is the base of A2C and PPO; use one of them.")
 
-    def _evaluate(self, pick: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    def _evaluate(self, pick: torch.Tensor | None) -> tuple[Any, ...]:
         """Log-probability, entropy, value, advantage and target of the samples `pick`, and their weights."""
 
         def rows(tensor: torch.Tensor) -> torch.Tensor:

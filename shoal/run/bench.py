@@ -37,13 +37,27 @@ def random_choices(
     b: wp.array[int],
     c: wp.array[int],
     d: wp.array[int],
+    e: wp.array[int],
+    f: wp.array[int],
+    g: wp.array[int],
+    h: wp.array[int],
 ):
-    """Uniform choices out of n for four rows of actions, all from one draw."""
+    """Uniform choices out of n for eight rows of actions, sixteen random bits each, all from one draw."""
     words = philox(vec4u(wp.uint32(place[env]), wp.uint32(counter[0]), wp.uint32(block), wp.uint32(n)), wp.uint64(1))
-    a[env] = int((wp.uint64(words[0]) * wp.uint64(n)) >> wp.uint64(32))
-    b[env] = int((wp.uint64(words[1]) * wp.uint64(n)) >> wp.uint64(32))
-    c[env] = int((wp.uint64(words[2]) * wp.uint64(n)) >> wp.uint64(32))
-    d[env] = int((wp.uint64(words[3]) * wp.uint64(n)) >> wp.uint64(32))
+    a[env] = pick(words[0] >> wp.uint32(16), n)
+    b[env] = pick(words[0] & wp.uint32(0xFFFF), n)
+    c[env] = pick(words[1] >> wp.uint32(16), n)
+    d[env] = pick(words[1] & wp.uint32(0xFFFF), n)
+    e[env] = pick(words[2] >> wp.uint32(16), n)
+    f[env] = pick(words[2] & wp.uint32(0xFFFF), n)
+    g[env] = pick(words[3] >> wp.uint32(16), n)
+    h[env] = pick(words[3] & wp.uint32(0xFFFF), n)
+
+
+@wp.func
+def pick(bits: wp.uint32, n: int):
+    """One of n from sixteen bits."""
+    return int((bits * wp.uint32(n)) >> wp.uint32(16))
 
 
 @wp.func
@@ -69,25 +83,25 @@ def random_floats(
 
 def random_actions(world: World) -> tuple[torch.Tensor, Callable[[], None]]:
     """STEPS_PER_CALL rows of actions for a world of one group, and a function that draws them anew."""
+    group = world.groups[0]
     if len(world.groups) > 1:
         raise ShoalError(f"{world.name} has several groups; stepping alone is measured for worlds with one.")
-    group = world.groups[0]
     space = group.action
     shape = (STEPS_PER_CALL, world.num_envs, group.agents, *space.shape)
     actions = torch.zeros(shape, dtype=space.dtype, device=world.device)
     counter = torch.zeros(1, dtype=torch.int32, device=world.device)
     rows = actions.flatten(1)
     place = torch.arange(rows.shape[1], dtype=torch.int32, device=world.device)
-    function, limits = random_choices, dict[str, Any](n=space.n if isinstance(space, Discrete) else 0)
     if isinstance(space, Box):
         low, high = (space.low, space.high) if space.bounded else (-1.0, 1.0)
-        function, limits = random_floats, dict(low=low, high=high)
-    elif not isinstance(space, Discrete):
-        limits = dict(n=min(space.nvec))
+        function, letters, limits = random_floats, "abcd", dict(low=low, high=high)
+    else:
+        n = space.n if isinstance(space, Discrete) else min(space.nvec)
+        function, letters, limits = random_choices, "abcdefgh", dict(n=n)
     plans = []
-    for block in range(STEPS_PER_CALL // 4):
-        four = dict(zip("abcd", rows[4 * block : 4 * block + 4], strict=True))
-        arguments = dict(block=block, counter=Whole(counter), place=place, **limits, **four)
+    for block, together in enumerate(rows.split(len(letters))):
+        arguments = dict(block=block, counter=Whole(counter), place=place, **limits)
+        arguments.update(zip(letters, together, strict=True))
         plans.append(bind("actions", function, world.device, rows.shape[1], arguments))
     whole = Plan.joined(plans)
 

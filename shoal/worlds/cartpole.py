@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import warp as wp
 
-from shoal.core import Box, Discrete, Field, Group, KernelWorld, Random, sincos, uniform4
+from shoal.core import Box, Discrete, Field, Group, KernelWorld, Random, sincos_small, uniform4
 
 
 @wp.func
@@ -21,10 +21,10 @@ def push(
 ):
     """Euler's method with Gymnasium's constants: cart 1 kg, pole 0.1 kg and half a metre to its centre, 20 ms."""
     f = wp.where(action[env] == 1, force, -force)
-    sine, cosine = sincos(angle[env])
-    temp = (f + 0.05 * spin[env] * spin[env] * sine) / 1.1
-    spin_change = (9.8 * sine - cosine * temp) / (0.5 * (4.0 / 3.0 - 0.1 * cosine * cosine / 1.1))
-    speed_change = temp - 0.05 * spin_change * cosine / 1.1
+    sine, cosine = sincos_small(angle[env])  # episodes end at 12 degrees
+    temp = (f + 0.05 * spin[env] * spin[env] * sine) * 0.9090909
+    spin_change = (9.8 * sine - cosine * temp) / (0.6666667 - 0.045454547 * cosine * cosine)
+    speed_change = temp - 0.045454547 * spin_change * cosine
     x[env] = x[env] + 0.02 * speed[env]
     speed[env] = speed[env] + 0.02 * speed_change
     angle[env] = angle[env] + 0.02 * spin[env]
