@@ -107,6 +107,7 @@ def stable_baselines(samples, minibatch):
 
 def shoal_trainer(envs, rollout, minibatches):
     settings = dict(hidden=(64, 64), activation="tanh", shared=False, epochs=4, minibatches=minibatches)
+    settings["normalise_reward"] = False  # as in Stable-Baselines3
     job = make_job("cartpole", device="cpu", num_envs=envs, rollout=rollout, total_steps=1e9, compile="on", **settings)
     trainer = Trainer(job)
     for _ in range(3):

@@ -27,6 +27,14 @@ def test_a_world_takes_less_than_80_lines():
         assert len((EXAMPLES / name).read_text().splitlines()) < 80
 
 
+def test_the_documentation_shows_the_examples_as_they_are():
+    docs = EXAMPLES.parent / "docs"
+    shown = {"new_world.md": ["rocket.py", "rocket_torch.py"], "learning.md": ["own_network.py"]}
+    for page, names in shown.items():
+        for name in names:
+            assert f"```python\n{(EXAMPLES / name).read_text()}```" in (docs / page).read_text()
+
+
 def test_both_rockets_fly_alike():
     """Written as kernels or with torch: the same world, random numbers included."""
     worlds = [load_object(f"{EXAMPLES / name}:Rocket", "world")(64) for name in ("rocket.py", "rocket_torch.py")]
