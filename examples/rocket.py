@@ -22,8 +22,9 @@ def fly(
     speed[env] = speed[env] + 0.1 * (push - 9.8)
     height[env] = height[env] + 0.1 * speed[env]
     landed = height[env] <= 0.0
-    reward[env] = wp.where(landed, 10.0 - wp.abs(speed[env]), -0.02 * push / thrust)
-    terminated[env] = landed or height[env] > 200.0
+    lost = height[env] > 200.0
+    reward[env] = wp.where(landed, 10.0 - wp.abs(speed[env]), wp.where(lost, -50.0, -0.02 * push / thrust))
+    terminated[env] = landed or lost
 
 
 @wp.func
@@ -46,7 +47,7 @@ class Rocket(KernelWorld):
     |---|---|
     | observation | height / 100 m, speed / 20 m/s |
     | action | 0 engine off, 1 engine on |
-    | reward | -0.02 per burn; on landing 10 less the speed of impact [m/s] |
+    | reward | -0.02 per burn; on landing 10 less the speed of impact [m/s]; -50 when lost in space |
     | end | terminated on the ground or above 200 m, truncated after `max_steps` |
     """
 
@@ -62,4 +63,4 @@ class Rocket(KernelWorld):
     state = dict(height=Field(float, unit="m"), speed=Field(float, unit="m/s"))
     groups = (Group("rocket", observation=Box(2), action=Discrete(2)),)
     step, reset, observe = fly, launch, look
-    settings = dict(cpu=dict(total_steps=1_000_000, num_envs=256, rollout=32, lr=2.5e-3))
+    settings = dict(cpu=dict(total_steps=500_000, num_envs=128, rollout=64, lr=2e-3, normalise_reward=True))

@@ -21,16 +21,17 @@ class Rocket(KernelWorld):
 
     state = dict(height=Field(float, unit="m"), speed=Field(float, unit="m/s"))
     groups = (Group("rocket", observation=Box(2), action=Discrete(2)),)
-    settings = dict(cpu=dict(total_steps=1_000_000, num_envs=256, rollout=32, lr=2.5e-3))
+    settings = dict(cpu=dict(total_steps=500_000, num_envs=128, rollout=64, lr=2e-3, normalise_reward=True))
 
     def step(self, s):
         """Change the arrays in place."""
         push = s.config.thrust * (s.action[:, 0] == 1)
         s.speed += 0.1 * (push - 9.8)
         s.height += 0.1 * s.speed
-        landed = s.height <= 0.0
-        s.reward[:, 0] = torch.where(landed, 10.0 - s.speed.abs(), -0.02 * push / s.config.thrust)
-        s.terminated.copy_(landed | (s.height > 200.0))
+        landed, lost = s.height <= 0.0, s.height > 200.0
+        flying = torch.where(lost, -50.0, -0.02 * push / s.config.thrust)
+        s.reward[:, 0] = torch.where(landed, 10.0 - s.speed.abs(), flying)
+        s.terminated.copy_(landed | lost)
 
     def reset(self, s):
         """New values for every env; the world keeps those of envs that start anew."""

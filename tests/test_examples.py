@@ -50,7 +50,6 @@ def test_both_rockets_fly_alike():
 
 
 def test_the_rocket_learns_to_land(tmp_path):
-    run = shoal.train(
-        f"{EXAMPLES / 'rocket.py'}:Rocket", total_steps=4e5, run_dir=tmp_path / "run", device="cpu", quiet=True
-    )
-    assert run.evaluate(episodes=50)["rocket"].mean > 0.0
+    """With its own settings: an impact below 5 m/s on average, fuel included."""
+    run = shoal.train(f"{EXAMPLES / 'rocket.py'}:Rocket", run_dir=tmp_path / "run", device="cpu", quiet=True)
+    assert run.evaluate(episodes=50)["rocket"].mean > 5.0
