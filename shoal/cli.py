@@ -54,15 +54,9 @@ def _train(words: list[str]) -> int:
     from shoal.run.config import parse_job
 
     job = parse_job(world, flags)
-    from shoal.run.train import Stopped, train_job
+    from shoal.run.train import train_job
 
-    try:
-        run = train_job(job)
-    except Stopped as stop:
-        print(f"shoal: stopped by {stop} and saved; continue with `shoal resume RUN`.", file=sys.stderr)
-        return stop.exit_code
-    _show_end(run)
-    return 0
+    return _to_the_end(lambda: train_job(job))
 
 
 def _resume(words: list[str]) -> int:
@@ -71,23 +65,26 @@ def _resume(words: list[str]) -> int:
     parser.add_argument("--total-steps", help="new end of the run, in env steps")
     parser.add_argument("--quiet", action="store_true", help="no progress on the terminal")
     options = parser.parse_args(words)
-    from shoal.run.train import Stopped, resume
+    from shoal.run.train import resume
+
+    return _to_the_end(lambda: resume(options.run, options.total_steps, options.quiet))
+
+
+def _to_the_end(train: Callable) -> int:
+    """Train; then say where the results are and what to try next."""
+    from shoal.run.train import Stopped
 
     try:
-        run = resume(options.run, options.total_steps, options.quiet)
+        run = train()
     except Stopped as stop:
-        print(f"shoal: stopped by {stop} and saved; continue with `shoal resume {options.run}`.", file=sys.stderr)
+        print(f"shoal: {stop}", file=sys.stderr)
         return stop.exit_code
-    _show_end(run)
-    return 0
-
-
-def _show_end(run) -> None:
     scores = run.folder.scores()
     if scores:
         print(f"evaluation: {scores[-1]['mean']:.2f} (best {max(row['mean'] for row in scores):.2f})")
     print(f"results: {run.path}")
     print(f"next: shoal eval {run.path}   shoal record {run.path}   shoal plot {run.path}")
+    return 0
 
 
 def _eval(words: list[str]) -> int:

@@ -1,7 +1,10 @@
 """Launching: recorded once with all arguments, replayed cheaply, on torch's stream or over the CPU's threads."""
 
+import contextlib
 import os
-from collections.abc import Callable, Iterable
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -20,17 +23,28 @@ ENVS_PER_THREAD = 4096
 
 @cache
 def init_warp() -> None:
-    """Start Warp quietly; safe to call more than once."""
+    """Start Warp quietly, with a place for compiled kernels that can be written to; safe to call more than once."""
     wp.config.log_level = wp.LOG_ERROR
-    if torch.cuda.is_available():
-        wp.init()
-        return
-    # Without a GPU Warp's native library prints a warning about the missing driver; Shoal says which device it uses.
-    saved = os.dup(2)
-    silent = os.open(os.devnull, os.O_WRONLY)
+    with contextlib.nullcontext() if torch.cuda.is_available() else _silenced():
+        try:
+            wp.init()
+            with tempfile.TemporaryFile(dir=wp.config.kernel_cache_dir):
+                return
+        except OSError as problem:
+            error = problem
+            elsewhere = tempfile.mkdtemp(prefix="shoal-kernels-")
+            wp.config.kernel_cache_dir = elsewhere
+            wp.init()
+    warnings.warn(f"Warp's kernel cache cannot be written ({error}); kernels go to {elsewhere}.", stacklevel=2)
+
+
+@contextlib.contextmanager
+def _silenced() -> Iterator[None]:
+    """Without a GPU Warp's native library warns of the missing driver; Shoal says which device it uses anyway."""
+    saved, silent = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(silent, 2)
-        wp.init()
+        yield
     finally:
         os.dup2(saved, 2)
         os.close(saved)

@@ -17,6 +17,10 @@ MASKED = -1e9
 """Logit of a choice that is not allowed: its probability is exactly 0 in float32."""
 
 
+UNROLLED = 16
+"""Up to this many choices cumulative sums are written out: a compiler fuses them, and they repeat bit for bit."""
+
+
 class CategoricalHead(nn.Module):
     """Independent choices; part i is one out of `nvec[i]`. A `flat` head has one part, and its actions no last axis."""
 
@@ -41,10 +45,7 @@ class CategoricalHead(nn.Module):
         """Actions and their log-probabilities by the inverse of the cumulative distribution; noise is in [0, 1)."""
         actions, total = [], torch.zeros_like(noise[..., 0])
         for i, log_probs in enumerate(self._parts(params)):
-            cumulative = log_probs.exp().cumsum(dim=-1)
-            # Scaled by the last entry, the noise stays below it: a masked choice, of probability 0, is never taken.
-            level = noise[..., i : i + 1] * cumulative[..., -1:]
-            choice = (cumulative <= level).sum(dim=-1, keepdim=True)
+            choice = _inverse_cumulative(log_probs.exp(), noise[..., i : i + 1])
             total = total + log_probs.gather(-1, choice).squeeze(-1)
             actions.append(choice)
         return self._join(actions), total
@@ -113,6 +114,22 @@ class GaussianHead(nn.Module):
             middle, half = (space.high + space.low) / 2.0, (space.high - space.low) / 2.0
             action = middle + half * action
         return action.clamp(space.low, space.high)
+
+
+def _inverse_cumulative(probs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """The choice [..., 1] at which the cumulative probability passes the noise [..., 1]."""
+    # Scaled by the last entry, the noise stays below it: a masked choice, of probability 0, is never taken.
+    if probs.shape[-1] > UNROLLED:
+        cumulative = probs.cumsum(dim=-1)
+        return (cumulative <= noise * cumulative[..., -1:]).sum(dim=-1, keepdim=True)
+    running = [probs[..., :1]]
+    for k in range(1, probs.shape[-1]):
+        running.append(running[-1] + probs[..., k : k + 1])
+    level = noise * running[-1]
+    choice = torch.zeros_like(level, dtype=torch.int64)
+    for passed in running[:-1]:
+        choice = choice + (passed <= level)
+    return choice
 
 
 def make_head(space: Space, features: int, log_std: float) -> Any:

@@ -27,9 +27,10 @@ CHECKPOINTS_PER_RUN = 5
 class Stopped(Exception):
     """A signal asked the run to end; it has been saved."""
 
-    def __init__(self, number: int):
+    def __init__(self, number: int, path: Path):
         self.exit_code = 128 + number
-        super().__init__(signal.Signals(number).name)
+        name = signal.Signals(number).name
+        super().__init__(f"stopped by {name} and saved; continue with `shoal resume {path}`.")
 
 
 class SaveFailed(ShoalError):
@@ -154,7 +155,7 @@ class _Session:
             self.writer.close()
             self.progress.close()
         if self.signal is not None:
-            raise Stopped(self.signal)
+            raise Stopped(self.signal, self.folder.path)
         return Run(self.folder, self.job, self.trainer.policies)
 
     def _loop(self) -> None:

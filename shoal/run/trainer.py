@@ -1,5 +1,6 @@
 """The trainer: collect, learn, count. It knows nothing of files or terminals."""
 
+import os
 from typing import Any
 
 import torch
@@ -174,4 +175,6 @@ def _part(state: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor
 
 def _set_precision(deterministic: bool) -> None:
     torch.set_float32_matmul_precision("high")
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what torch asks for before it promises anything
     torch.use_deterministic_algorithms(deterministic)

@@ -1,6 +1,7 @@
-"""Signals, and numbers that are not finite."""
+"""Signals, numbers that are not finite, a kernel cache that cannot be written."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -87,3 +88,11 @@ def test_nan_is_caught_with_env_field_and_state(tmp_path):
     good = load_checkpoint(RunFolder(tmp_path / "run").pick("last"), "cpu")
     assert good.steps == 2 * 16 * 8
     assert all(torch.isfinite(t.float()).all() for t in good.state.values())
+
+
+def test_kernel_cache_that_cannot_be_written_is_put_elsewhere():
+    code = "from shoal.worlds.cartpole import CartPole; CartPole(2).reset(1); print('fine')"
+    environment = {**os.environ, "WARP_CACHE_PATH": "/proc/nowhere"}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert result.stdout.strip() == "fine"
+    assert "kernel cache cannot be written" in result.stderr
