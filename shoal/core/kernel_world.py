@@ -51,7 +51,8 @@ class KernelWorld(World):
     state: ClassVar[dict[str, Field]] = {}
     groups: tuple[Group, ...] = ()
     settings: ClassVar[dict[str, dict[str, Any]]] = {}
-    """Tuned settings for training: by device kind ("cpu", "gpu"), then the command line's names with underscores."""
+    """Tuned settings for training, under the command line's names with underscores, in sections: `common`, then by kind
+    of device (`cpu`, `gpu`), by learner (`ppo`, `a2c`) and by both (`a2c_cpu`)."""
 
     # The author's stages. Subclasses give Warp functions or torch methods under the plain names `step`, `reset` and
     # `observe`; __init_subclass__ moves them here, since those names are the world's own methods.

@@ -150,18 +150,16 @@ def pick_device(name: str) -> str:
 
 
 def tuned(world: Any, algo: str, device: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The tuned settings that a world ships for a kind of device, split into the run's and the learner's.
+    """The tuned settings that a world ships, split into the run's and the learner's.
 
-    A key may be limited to one learner by its name: "a2c.lr".
+    Sections, each over the one before: common, the kind of device (cpu, gpu), the learner (ppo), both (ppo_cpu).
     """
     from shoal.learn import LEARNERS
 
     kind = "gpu" if device.startswith("cuda") else "cpu"
     found: dict[str, Any] = {}
-    for key, value in world.settings.get(kind, {}).items():
-        owner, _, name = key.rpartition(".")
-        if owner in ("", algo):
-            found[name] = value
+    for section in ("common", kind, algo, f"{algo}_{kind}"):
+        found.update(world.settings.get(section, {}))
     run_names = {f.name for f in fields(TrainConfig)}
     learn_names = {f.name for f in fields(LEARNERS[algo][0])}
     run = {k: v for k, v in found.items() if k in run_names}

@@ -88,22 +88,9 @@ class Acrobot(KernelWorld):
     groups = (Group("arm", observation=Box(6), action=Discrete(3)),)
     step, reset, observe = swing, hang, look
     settings = dict(
-        cpu=dict(
-            total_steps=1_000_000,
-            num_envs=128,
-            rollout=64,
-            lr=2.5e-3,
-            normalise_observation=True,
-            normalise_reward=True,
-        ),
-        gpu=dict(
-            total_steps=16_000_000,
-            num_envs=2048,
-            rollout=64,
-            lr=2.5e-3,
-            normalise_observation=True,
-            normalise_reward=True,
-        ),
+        common=dict(rollout=64, lr=2.5e-3, normalise_observation=True, normalise_reward=True),
+        cpu=dict(total_steps=1_000_000, num_envs=128),
+        gpu=dict(total_steps=16_000_000, num_envs=2048),
     )
 
     def picture(self, canvas, env):

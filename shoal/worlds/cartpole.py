@@ -87,18 +87,13 @@ class CartPole(KernelWorld):
     )
     groups = (Group("cart", observation=Box(4), action=Discrete(2)),)
     step, reset, observe = push, stand_up, look
-    settings = {
-        "cpu": {
-            **dict(total_steps=1_000_000, num_envs=256, rollout=32, lr=2.5e-3, minibatches=4, epochs=4),
-            "ppo.normalise_reward": True,
-            **{"a2c.total_steps": 500_000, "a2c.num_envs": 32, "a2c.rollout": 16, "a2c.lr": 4e-3},
-            "a2c.normalise_advantage": False,
-        },
-        "gpu": {
-            **dict(total_steps=20_000_000, num_envs=4096, rollout=32, lr=2.5e-3, minibatches=4, epochs=4),
-            "ppo.normalise_reward": True,
-        },
-    }
+    settings = dict(
+        common=dict(rollout=32, lr=2.5e-3, epochs=4, minibatches=4),
+        cpu=dict(total_steps=1_000_000, num_envs=256),
+        gpu=dict(total_steps=20_000_000, num_envs=4096),
+        ppo=dict(normalise_reward=True),
+        a2c_cpu=dict(total_steps=500_000, num_envs=32, rollout=16, lr=4e-3, normalise_advantage=False),
+    )
 
     def picture(self, canvas, env):
         x, angle = float(self.store.x[env]), float(self.store.angle[env])

@@ -60,26 +60,9 @@ class Pendulum(KernelWorld):
     groups = (Group("pendulum", observation=Box(3), action=Box(1, -2.0, 2.0)),)
     step, reset, observe = swing, hang, look
     settings = dict(
-        cpu=dict(
-            total_steps=600_000,
-            num_envs=64,
-            rollout=64,
-            lr=2e-3,
-            gamma=0.95,
-            epochs=10,
-            minibatches=4,
-            normalise_reward=True,
-        ),
-        gpu=dict(
-            total_steps=10_000_000,
-            num_envs=1024,
-            rollout=64,
-            lr=2e-3,
-            gamma=0.95,
-            epochs=10,
-            minibatches=4,
-            normalise_reward=True,
-        ),
+        common=dict(rollout=64, lr=2e-3, gamma=0.95, epochs=10, minibatches=4, normalise_reward=True),
+        cpu=dict(total_steps=600_000, num_envs=64),
+        gpu=dict(total_steps=10_000_000, num_envs=1024),
     )
 
     def picture(self, canvas, env):
