@@ -9,6 +9,7 @@ import warp as wp
 
 from shoal.core import Box, Discrete, Each, Field, Group, KernelWorld
 from shoal.core.world import GroupOutputs, Outputs
+from shoal.errors import ShoalError
 from tests.helpers import (
     saved,
 )
