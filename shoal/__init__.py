@@ -3,7 +3,7 @@
     import shoal
 
     run = shoal.train("cartpole", total_steps=1e6)
-    print(run.evaluate(episodes=100))
+    print(run.evaluate(episodes=100)["cart"])
 
 Authors of worlds import from `shoal.core`. What stands here is loaded when it is first used.
 """

@@ -44,6 +44,9 @@ def main(arguments: list[str] | None = None) -> int:
     except ShoalError as error:
         print(f"shoal: {error}", file=sys.stderr)
         return 1 if type(error).__name__ == "SaveFailed" else 2
+    except KeyboardInterrupt:
+        print("shoal: stopped before the work began; nothing was saved.", file=sys.stderr)
+        return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -4,6 +4,7 @@ A step is the ordered list of stages in `_stages`: begin, the author's step, set
 envs that have ended: the final observation, the books, the author's reset; then the observation.
 """
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from shoal.core import kernels
 from shoal.core.kernels import Call
 from shoal.core.launch import Plan, init_warp, torch_stream
 from shoal.core.random import draw_kernel
+from shoal.core.settings import check_settings
 from shoal.core.spaces import Box
 from shoal.core.store import Field, Store
 from shoal.core.world import EpisodeStatistics, Group, GroupOutputs, Outputs, World
@@ -243,7 +245,11 @@ class KernelWorld(World):
     def _config_values(self) -> dict[str, Any]:
         if not is_dataclass(self.config) or isinstance(self.config, type):
             raise ShoalError(f"{type(self).__name__}.Config must be a dataclass.")
+        check_settings(self.config)
         values = {f.name: getattr(self.config, f.name) for f in fields(self.config)}
+        for name, value in values.items():
+            if isinstance(value, int) and not -(2**31) <= value < 2**31:
+                raise ShoalError(f"{self.name}: {name} must fit in 32 bits, got {value}.")
         values.setdefault("max_steps", NO_LIMIT)
         if values["max_steps"] < 1:
             raise ShoalError(f"{self.name}: max_steps must be at least 1, got {values['max_steps']}.")
@@ -269,7 +275,10 @@ class KernelWorld(World):
         author = getattr(type(self), f"_author_{stage}")
         if author is None:
             raise ShoalError(f"{type(self).__name__} has no `{stage}`; give it Warp functions or a torch method.")
-        return callable(author) and not isinstance(author, (wp.Function, list, tuple))
+        plain = callable(author) and not isinstance(author, (wp.Function, list, tuple))
+        if plain and next(iter(inspect.signature(author).parameters), "") == "env":
+            raise ShoalError(f"{type(self).__name__}: {author.__name__} takes `env` but has no @wp.func above it.")
+        return plain
 
     # --- stages ----------------------------------------------------------------------------------------------------
 

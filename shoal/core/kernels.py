@@ -93,6 +93,8 @@ def check_call(call: Call, provided: dict[str, Any], owner: str) -> None:
             raise ShoalError(f"{owner}.{function.key}: {name!r} is {kind}, but it is annotated {annotation}.")
         if is_array(annotation):
             fit_shape(f"{owner}.{function.key}: {name!r}", value, annotation)
+        elif isinstance(value, float) and annotation not in (float, wp.float32):
+            raise ShoalError(f"{owner}.{function.key}: {name!r} is {value}, but it is annotated {annotation.__name__}.")
 
 
 def fit_shape(what: str, tensor: torch.Tensor, annotation: Any) -> torch.Tensor:

@@ -16,6 +16,7 @@ import warp as wp
 
 from shoal.core.kernels import ENVS_PER_BLOCK, Call, Program, build, fit_shape
 from shoal.core.store import warp_view
+from shoal.errors import ShoalError
 
 ENVS_PER_THREAD = 4096
 """Below this many envs a second CPU thread costs more than it brings."""
@@ -130,7 +131,7 @@ class Plan:
     def _add_cuda(self, program: Program, arguments: dict[str, Any]) -> None:
         dim = (self.num_envs, program.agents) if program.agents else self.num_envs
         inputs = self._bind(program, arguments, slice(0, self.num_envs))
-        command: Any = wp.launch(program.kernel, dim, inputs, device=str(self.device), record_cmd=True)
+        command = _record(program, dim, inputs, str(self.device))
         self.steps.append(lambda: command.launch(torch_stream(self.device)))
 
     def _add_cpu(self, program: Program, arguments: dict[str, Any]) -> None:
@@ -141,7 +142,7 @@ class Plan:
         for start, stop in pairwise(bounds):
             inputs = self._bind(program, arguments, slice(start, stop))
             blocks = -(-(stop - start) // ENVS_PER_BLOCK)
-            shares.append([wp.launch(program.kernel, blocks, inputs, device="cpu", record_cmd=True)])
+            shares.append([_record(program, blocks, inputs, "cpu")])
         self.steps.append(shares)
 
     def __call__(self) -> None:
@@ -150,6 +151,19 @@ class Plan:
                 _run_shares(step)
             else:
                 step()
+
+
+def _record(program: Program, dim: Any, inputs: list[Any], device: str) -> Any:
+    """A launch with its arguments, to be replayed. Here Warp compiles; what it dislikes is an author's mistake."""
+    try:
+        return wp.launch(program.kernel, dim, inputs, device=device, record_cmd=True)
+    except Exception as error:
+        # Warp tells the way from the generated kernel down to the author's line; only the last part is of interest.
+        reason = str(error).rpartition("Error while parsing function")[2]
+        if not reason:
+            raise
+        told = " ".join(reason.replace(";", " ").split())
+        raise ShoalError(f"A function of the world does not compile: {told}") from error
 
 
 def _run_share(commands: list[Any]) -> None:

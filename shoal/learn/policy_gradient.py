@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from shoal.core.settings import check_settings
 from shoal.errors import ShoalError
 from shoal.learn import losses
 from shoal.learn.optim import Adam
@@ -39,7 +40,9 @@ class PolicyGradientConfig:
     """Epsilon of Adam."""
 
     def __post_init__(self):
+        check_settings(self)
         _require("lr", self.lr, self.lr > 0, "above 0")
+        _require("adam-eps", self.adam_eps, self.adam_eps > 0, "above 0")
         _require("gamma", self.gamma, 0 <= self.gamma <= 1, "between 0 and 1")
         _require("lam", self.lam, 0 <= self.lam <= 1, "between 0 and 1")
         _require("clip-norm", self.clip_norm, self.clip_norm > 0, "above 0")
@@ -204,6 +207,6 @@ class PolicyGradient:
         self._updates_read = int(self.updates)
 
 
-def _require(name: str, value: float, good: bool, rule: str) -> None:
+def _require(name: str, value: Any, good: bool, rule: str) -> None:
     if not good:
         raise ShoalError(f"--{name} must be {rule}, got {value}.")

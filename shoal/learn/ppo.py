@@ -30,6 +30,8 @@ class PPOConfig(PolicyGradientConfig):
         _require("epochs", self.epochs, self.epochs >= 1, "at least 1")
         _require("minibatches", self.minibatches, self.minibatches >= 1, "at least 1")
         _require("clip", self.clip, self.clip > 0, "above 0")
+        for name, value in (("clip-value", self.clip_value), ("target-kl", self.target_kl)):
+            _require(name, value, value is None or value > 0, "above 0")
 
     def check_samples(self, samples: int) -> None:
         if samples % self.minibatches:
@@ -84,5 +86,6 @@ class PPO(PolicyGradient):
                 found = self._losses(pick)
                 if self.config.target_kl is not None:
                     # A flag on the device instead of a branch: the steps that follow change nothing.
-                    go = go * (found["approx_kl"] <= self.config.target_kl)
+                    # One that is not a number goes on to the check of the gradient, which notices it.
+                    go = torch.where(found["approx_kl"] > self.config.target_kl, 0.0, go)
                 self._descend(found, go)

@@ -28,7 +28,8 @@ def generalised_advantage(
     """A_t = d_t + gamma lam A_{t+1},  d_t = r_t + gamma V(s_{t+1}) - V(s_t)   (Schulman et al. 2016).
 
     The sum stops at the end of an episode. There V(s_{t+1}) is 0 if it terminated, the value of the real final
-    observation if it was truncated. An agent that leaves the game has terminated, whatever the others do.
+    observation if it was truncated. An agent that leaves the game has terminated, whatever the others do; one that
+    leaves in the very step that truncates its env counts as truncated, since its flag is the next episode's by then.
     """
     steps = reward.shape[1]
     scale = reward_scale[0]

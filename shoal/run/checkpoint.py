@@ -38,7 +38,10 @@ def save_checkpoint(folder: Path, state: dict[str, torch.Tensor], iteration: int
         temporary.mkdir()
         # Copies: safetensors refuses tensors that share memory, and the flat parameters are all views of one vector.
         tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in state.items()}
-        save_file(tensors, temporary / TENSORS)
+        try:
+            save_file(tensors, temporary / TENSORS)
+        except SafetensorError as error:  # how it reports a full disk
+            raise OSError(str(error)) from None
         manifest = dict(
             format=FORMAT,
             iteration=iteration,

@@ -55,7 +55,7 @@ def keep_words(
     kept: wp.array3d[int],
 ):
     """Put the final observation of an env that was cut off in this step into its next free slot."""
-    if truncated[env] and not terminated[env]:
+    if truncated[env] and not terminated[env] and used[env] < kept.shape[1]:
         for i in range(final.shape[1]):
             kept[env, used[env], i] = final[env, i]
         used[env] = used[env] + 1
@@ -71,7 +71,7 @@ def keep_bytes(
     kept: wp.array3d[wp.uint8],
 ):
     """The same for observations whose size is no multiple of four bytes."""
-    if truncated[env] and not terminated[env]:
+    if truncated[env] and not terminated[env] and used[env] < kept.shape[1]:
         for i in range(final.shape[1]):
             kept[env, used[env], i] = final[env, i]
         used[env] = used[env] + 1
@@ -108,7 +108,7 @@ class Collector:
         for index, g in enumerate(world.groups):
             head = policies[g.name].head
             noise = torch.zeros(steps, envs, g.agents * head.noise_width, device=device)
-            self._plans.append(noise_plan(noise, head.gaussian_noise, _mixed(seed, index), env_id, self.counter))
+            self._plans.append(noise_plan(noise, head.gaussian_noise, group_seed(seed, index), env_id, self.counter))
             self._noise[g.name] = noise.view(steps, envs * g.agents, head.noise_width)
             own = self.rollouts[g.name].action
             # Box actions are scaled and clipped for the world; choices are read by it where the rollout keeps them.
@@ -211,6 +211,6 @@ class Collector:
         return bind("keep", keep_words if words else keep_bytes, final.device, final.shape[0], arguments)
 
 
-def _mixed(seed: int, index: int) -> int:
+def group_seed(seed: int, index: int) -> int:
     """A seed of its own for every group, away from the worlds' and from each other's."""
     return (seed * 1_000_003 + 7919 * (index + 1)) & 0x7FFFFFFF

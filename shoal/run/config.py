@@ -1,6 +1,7 @@
 """What a run is made of: one frozen dataclass, checked before anything is allocated, saved with the run."""
 
 import json
+import math
 import os
 import shutil
 from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
@@ -9,18 +10,33 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from shoal.core.settings import check_settings
 from shoal.errors import ShoalError, unknown
+from shoal.worlds import full_path
 
 
 def parse_count(text: str) -> int:
     """A whole number, also written 1e8 or 20_000."""
+    text = text.replace("_", "")
     try:
-        value = float(text.replace("_", ""))
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        value = float(text)
     except ValueError:
         raise ValueError(f"{text!r} is not a number") from None
-    if value != int(value):
+    if not math.isfinite(value) or value != int(value):
         raise ValueError(f"{text!r} is not a whole number")
     return int(value)
+
+
+def to_count(name: str, value: Any) -> int:
+    """The same for a value given from Python."""
+    try:
+        return parse_count(str(value))
+    except ValueError as error:
+        raise ShoalError(f"{name} must be a whole number: {error}.") from None
 
 
 Count = Annotated[
@@ -84,7 +100,7 @@ class TrainConfig:
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Type of the products inside networks (auto: bf16 on a GPU, fp32 on a CPU)."""
     eval_episodes: int = 100
-    """Episodes of each evaluation; they run at every checkpoint, in envs of their own."""
+    """Episodes of each evaluation; they run at every checkpoint, in envs of their own (0: none)."""
     checkpoint_every: Count | None = None
     """Env steps between checkpoints (default: a fifth of the run)."""
     log_every: float = 0.5
@@ -93,13 +109,18 @@ class TrainConfig:
     """No progress on the terminal."""
 
     def __post_init__(self):
-        for name in ("total_steps", "num_envs", "rollout", "action_repeat", "frame_stack", "eval_episodes"):
+        check_settings(self)
+        for name in ("total_steps", "num_envs", "rollout", "action_repeat", "frame_stack"):
             if getattr(self, name) < 1:
                 raise ShoalError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}.")
         if self.time_limit is not None and self.time_limit < 1:
             raise ShoalError(f"--time-limit must be at least 1, got {self.time_limit}.")
-        if self.seed < 0:
-            raise ShoalError(f"--seed must not be negative, got {self.seed}.")
+        if not 0 <= self.seed < 2**31:
+            raise ShoalError(f"--seed must be between 0 and 2147483647, got {self.seed}.")
+        if self.eval_episodes < 0:
+            raise ShoalError(f"--eval-episodes must not be negative, got {self.eval_episodes}.")
+        if self.checkpoint_every is not None and self.checkpoint_every < 1:
+            raise ShoalError(f"--checkpoint-every must be at least 1, got {self.checkpoint_every}.")
         if any(width < 1 for width in self.hidden):
             raise ShoalError(f"--hidden must hold positive widths, got {self.hidden}.")
 
@@ -183,7 +204,7 @@ def make_job(world: str, **overrides: Any) -> Job:
     learn_names = {f.name for f in fields(LEARNERS[algo][0])}
     for key, value in overrides.items():
         if key in ("total_steps", "num_envs", "rollout", "checkpoint_every") and value is not None:
-            value = parse_count(str(value))
+            value = to_count(key, value)
         if key == "run_dir" and value is not None:
             value = Path(value)
         if key in run_names:
@@ -197,7 +218,7 @@ def make_job(world: str, **overrides: Any) -> Job:
         if key not in world_names:
             raise unknown(f"setting of {world}", key, world_names)
     config = _settled(TrainConfig(**run), device)
-    return Job(world, config, LEARNERS[algo][0](**learn), cls.Config(**world_overrides))
+    return Job(full_path(world), config, LEARNERS[algo][0](**learn), cls.Config(**world_overrides))
 
 
 def parse_job(world: str, arguments: list[str], command: str = "shoal train") -> Job:
@@ -228,7 +249,7 @@ def parse_job(world: str, arguments: list[str], command: str = "shoal train") ->
         description=f"Train {algo.upper()} on {world}. Defaults are the ones tuned for this world on this device.",
         args=arguments,
     )
-    return Job(world, _settled(parsed.train, device), parsed.learn, parsed.world)
+    return Job(full_path(world), _settled(parsed.train, device), parsed.learn, parsed.world)
 
 
 def _early(arguments: list[str], flags: tuple[str, ...]) -> dict[str, str]:
@@ -251,13 +272,18 @@ def load_job(folder: Path) -> Job:
         raise ShoalError(f"{folder} is not a run: it has no config.json.")
     try:
         parts = json.loads(path.read_text())
-        train = {k: tuple(v) if isinstance(v, list) else v for k, v in parts["train"].items()}
+        train, learn, world_config = (_with_tuples(parts[name]) for name in ("train", "learn", "world_config"))
         train["run_dir"] = folder
         cls = world_class(parts["world"])
-        learn = LEARNERS[train["algo"]][0](**parts["learn"])
-        return Job(parts["world"], TrainConfig(**train), learn, cls.Config(**parts["world_config"]))
+        learn = LEARNERS[train["algo"]][0](**learn)
+        return Job(parts["world"], TrainConfig(**train), learn, cls.Config(**world_config))
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise ShoalError(f"{path} cannot be read as a run's settings: {error}.") from None
+
+
+def _with_tuples(values: dict[str, Any]) -> dict[str, Any]:
+    """JSON has lists where settings have tuples."""
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
 
 
 def _settled(config: TrainConfig, device: str) -> TrainConfig:
@@ -272,5 +298,6 @@ def _settled(config: TrainConfig, device: str) -> TrainConfig:
         config,
         device=device,
         compile=config.compile if config.compile != "auto" else "on" if compile_it else "off",
+        policy=full_path(config.policy),
         precision=config.precision if config.precision != "auto" else "bf16" if gpu else "fp32",
     )

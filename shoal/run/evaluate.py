@@ -1,6 +1,7 @@
 """Evaluating: how well a policy does, in envs and with seeds of its own."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,13 +11,13 @@ from shoal.core.world import World
 from shoal.errors import ShoalError
 from shoal.policy import ActorCritic
 from shoal.run.build import make_world
-from shoal.run.collect import noise_plan
+from shoal.run.collect import group_seed, noise_plan
 from shoal.run.config import Job
 
 EVALUATION_SEED = 1_000_003
 """Added to a run's seed, so that evaluation never replays the episodes it was trained on."""
 
-LONGEST = 1_000_000
+LONGEST = 50_000
 """Steps after which an evaluation of a world without a time limit gives up."""
 
 
@@ -43,10 +44,10 @@ class Player:
         self.plans: list[Plan] = []
         if sample:
             ids = torch.arange(world.num_envs, dtype=torch.int32, device=world.device)
-            for g in world.groups:
+            for index, g in enumerate(world.groups):
                 head = policies[g.name].head
                 noise = torch.zeros(1, world.num_envs, g.agents * head.noise_width, device=world.device)
-                self.plans.append(noise_plan(noise, head.gaussian_noise, seed, ids, self.counter))
+                self.plans.append(noise_plan(noise, head.gaussian_noise, group_seed(seed, index), ids, self.counter))
                 self.noise[g.name] = noise.view(world.num_envs * g.agents, head.noise_width)
         world.reset(seed)
 
@@ -71,12 +72,17 @@ class Player:
 
 
 def evaluate(
-    job: Job, policies: dict[str, ActorCritic], episodes: int, seed: int | None = None, sample: bool = False
+    job: Job,
+    policies: dict[str, ActorCritic],
+    episodes: int,
+    seed: int | None = None,
+    sample: bool = False,
+    stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Score]:
     """Play `episodes` whole episodes, one per env, and score each group.
 
     One episode per env: taking the first ones to finish would favour the short. `sample` draws actions instead of
-    taking the likeliest.
+    taking the likeliest. `stop` is asked now and then; if it says so, episodes under way count as they stand.
     """
     if episodes < 1:
         raise ShoalError(f"--episodes must be at least 1, got {episodes}.")
@@ -94,7 +100,7 @@ def evaluate(
             torch.where(now, last_return[name], total, out=total)
         torch.where(now, last_length.float(), lengths, out=lengths)
         finished |= now
-        if step % 25 == 24 and bool(finished.all()):  # sync: evaluation may wait
+        if step % 25 == 24 and (bool(finished.all()) or stop()):  # sync: evaluation may wait
             break
     else:
         raise ShoalError(

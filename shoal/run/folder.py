@@ -1,5 +1,6 @@
 """The run folder: config, metrics, checkpoints, videos; one process writes to it at a time."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -44,9 +45,11 @@ class RunFolder:
         except OSError as error:
             raise ShoalError(f"The run folder {path} cannot be made: {error.strerror}.") from None
         folder.lock()
-        if (path / "config.json").exists():
+        if (path / "config.json").exists() and any(folder.checkpoints.glob("step_*")):
             folder.unlock()
             raise ShoalError(f"{path} already holds a run; continue it with `shoal resume {path}` or choose another.")
+        for old in ("metrics.jsonl", "eval.jsonl"):  # of a run that ended before its first checkpoint
+            (path / old).unlink(missing_ok=True)
         (path / "config.json").write_text(job.to_json())
         (path / "env.txt").write_text(_environment())
         return folder
@@ -73,6 +76,14 @@ class RunFolder:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    def discard(self) -> None:
+        """Take back a folder whose run never began."""
+        self.unlock()
+        for name in ("config.json", "env.txt", "lock"):
+            (self.path / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # something of the user's is in it
+            self.path.rmdir()
 
     @property
     def checkpoints(self) -> Path:
@@ -111,7 +122,7 @@ class RunFolder:
         for name in ("metrics.jsonl", "eval.jsonl"):
             rows = [row for row in read_lines(self.path / name) if row["steps"] <= steps]
             if (self.path / name).exists():
-                (self.path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+                write_whole(self.path / name, "".join(json.dumps(row) + "\n" for row in rows))
 
     def pick(self, which: str) -> Path:
         """The checkpoint that `best`, `last` or a step number names."""
@@ -135,6 +146,13 @@ class RunFolder:
     def _target(self, name: str) -> str | None:
         link = self.path / name
         return Path(os.readlink(link)).name if link.is_symlink() and link.exists() else None
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file in one go: a process killed meanwhile leaves the old one."""
+    temporary = path.with_name(f".{path.name}.writing")
+    temporary.write_text(text)
+    os.replace(temporary, path)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

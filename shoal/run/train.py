@@ -13,9 +13,9 @@ from shoal.errors import ShoalError
 from shoal.policy import ActorCritic
 from shoal.run.build import make_policies, make_world, out_of_memory
 from shoal.run.checkpoint import Checkpoint, compare, load_checkpoint, load_latest
-from shoal.run.config import Job, load_job, make_job, parse_count
+from shoal.run.config import Job, load_job, make_job, to_count
 from shoal.run.evaluate import Score, evaluate
-from shoal.run.folder import RunFolder
+from shoal.run.folder import RunFolder, write_whole
 from shoal.run.metrics import MetricsWriter
 from shoal.run.progress import Progress
 from shoal.run.trainer import BadNumbers, Trainer, _part
@@ -47,8 +47,14 @@ class Run:
     def path(self) -> Path:
         return self.folder.path
 
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
     def evaluate(self, episodes: int = 100, seed: int | None = None, sample: bool = False) -> dict[str, Score]:
-        """Whole episodes in fresh envs, scored per group."""
+        """Whole episodes in fresh envs, scored per group, with the weights that are here.
+
+        After training those are the last ones; `load_run` reads the best.
+        """
         return evaluate(self.job, self.policies, episodes, seed, sample)
 
 
@@ -62,10 +68,16 @@ def train(world: str, **settings: Any) -> Run:
 
 def train_job(job: Job) -> Run:
     """Train a job in a new run folder."""
-    job.learn.check_samples(job.train.steps_per_iteration)
+    for group in world_class(job.world).groups:
+        job.learn.check_samples(job.train.steps_per_iteration * group.agents)
     folder = RunFolder.create(job)
     try:
-        return _Session(job, folder, None).run()
+        session = _Session(job, folder, None)
+    except BaseException:
+        folder.discard()
+        raise
+    try:
+        return session.run()
     finally:
         folder.unlock()
 
@@ -75,7 +87,7 @@ def resume(path: Path | str, total_steps: int | str | None = None, quiet: bool =
     folder = RunFolder.open(path)
     job = load_job(folder.path)
     if total_steps is not None:
-        job = replace(job, train=replace(job.train, total_steps=parse_count(str(total_steps))))
+        job = replace(job, train=replace(job.train, total_steps=to_count("total_steps", total_steps)))
     job = replace(job, train=replace(job.train, quiet=quiet or job.train.quiet))
     folder.lock()
     try:
@@ -86,7 +98,7 @@ def resume(path: Path | str, total_steps: int | str | None = None, quiet: bool =
                 f"{folder.path} is finished ({checkpoint.steps} of {job.train.total_steps} env steps); "
                 "give a larger --total-steps to train on."
             )
-        (folder.path / "config.json").write_text(job.to_json())
+        write_whole(folder.path / "config.json", job.to_json())
         folder.trim(checkpoint.steps)
         return _Session(job, folder, checkpoint).run()
     finally:
@@ -144,9 +156,14 @@ class _Session:
         try:
             self._loop()
         except BadNumbers as error:
-            dump = self.folder.path / "bad_env.json"
-            dump.write_text(json.dumps(error.env_state, indent=1) + "\n")
-            raise ShoalError(f"{error} The env's state is in {dump}; the last good checkpoint stands.") from None
+            where = ""
+            if error.env_state:
+                dump = self.folder.path / "bad_env.json"
+                dump.write_text(json.dumps(error.env_state, indent=1) + "\n")
+                where = f" The env's state is in {dump}."
+            if any(self.folder.checkpoints.glob("step_*")):
+                where += " The last good checkpoint stands."
+            raise ShoalError(f"{error}{where}") from None
         except torch.cuda.OutOfMemoryError:
             raise out_of_memory(self.job, world_class(self.job.world)) from None
         finally:
@@ -203,6 +220,7 @@ class _Session:
     def _checkpoint(self, final: bool) -> None:
         """Save, then evaluate. A failed save is tried twice, warned of, and only the final one is an error."""
         trainer = self.trainer
+        trainer.check_finite()
         path = None
         for attempt in range(2):
             try:
@@ -211,14 +229,21 @@ class _Session:
             except OSError as error:
                 self.progress.warn(f"The checkpoint at {trainer.steps} steps could not be saved: {error}.")
                 time.sleep(0.5 * (1 - attempt))
-        if self.signal is None:
+        if self.signal is None and self.job.train.eval_episodes:
             self._evaluate(path)
         if final and path is None:
             raise SaveFailed(f"The final checkpoint of {self.folder.path} could not be saved; free some space.")
 
     def _evaluate(self, checkpoint: Path | None) -> None:
         started = time.monotonic()
-        scores = evaluate(self.job, self.trainer.policies, self.job.train.eval_episodes)
+        try:
+            count = self.job.train.eval_episodes
+            scores = evaluate(self.job, self.trainer.policies, count, stop=lambda: self.signal is not None)
+        except ShoalError as error:
+            self.progress.warn(f"No evaluation: {error}")
+            return
+        if self.signal is not None:
+            return
         for name, score in scores.items():
             self.progress.say(f"evaluation at {self.trainer.steps} env steps: {name}  {score}")
         try:

@@ -22,7 +22,6 @@ class Trainer:
         self.job = job
         compiled, bf16 = config.compile == "on", config.precision == "bf16"
         self.world = make_world(job)
-        self._check_learner()
         self.policies = make_policies(job, self.world)
         self.collector = Collector(self.world, self.policies, config.rollout, config.seed, compiled=compiled, bf16=bf16)
         learner = LEARNERS[config.algo][1]
@@ -37,11 +36,6 @@ class Trainer:
         self._returns_read = dict.fromkeys(self.policies, 0.0)
         self._lengths_read = 0.0
         self.collector.start(config.seed)
-
-    def _check_learner(self) -> None:
-        for group in self.world.groups:
-            samples = self.job.train.steps_per_iteration * group.agents
-            self.job.learn.check_samples(samples)
 
     @property
     def steps(self) -> int:
@@ -102,13 +96,16 @@ class Trainer:
             prefix = f"train/{name}/" if many else "train/"
             found.update({prefix + key: value for key, value in learner.read_metrics().items()})
             found[f"{prefix}learning_rate"] = float(learner.adam.lr)
-            self._check_finite(name, learner)
+        self.check_finite()
         return found
 
-    def _check_finite(self, name: str, learner: PolicyGradient) -> None:
+    def check_finite(self) -> None:
         """Stop if steps were refused for a gradient that is not finite; say where it came from."""
-        if int(learner.adam.bad_steps) == 0:
-            return
+        for name, learner in self.learners.items():
+            if int(learner.adam.bad_steps):  # sync: with a log line or a checkpoint
+                self._blame(name)
+
+    def _blame(self, name: str) -> None:
         rollout = self.collector.rollouts[name]
         for field in ("observation", "reward", "final_observation"):
             tensor = getattr(rollout, field)
@@ -121,8 +118,8 @@ class Trainer:
                     self._env_state(env),
                 )
         raise BadNumbers(
-            f"The gradient of {name} is not finite, but its experience is: lower --lr (now {self.job.learn.lr}) "
-            "or --clip-norm. No step was taken with it.",
+            f"A gradient of {name} was not finite before {self.steps} env steps, although the newest rollout is: "
+            f"look for a passing fault in the world, or lower --lr (now {self.job.learn.lr}). No step was taken.",
             {},
         )
 
@@ -177,4 +174,4 @@ def _set_precision(deterministic: bool) -> None:
     torch.set_float32_matmul_precision("high")
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what torch asks for before it promises anything
-    torch.use_deterministic_algorithms(deterministic)
+        torch.use_deterministic_algorithms(True)

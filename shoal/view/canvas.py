@@ -4,7 +4,9 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image, ImageColor, ImageDraw
+
+from shoal.errors import unknown
 
 COLOURS = {
     "paper": (250, 250, 247),
@@ -42,26 +44,30 @@ class Canvas:
         return self.origin[0] + self.scale * point[0], self.origin[1] - self.scale * point[1]
 
     def line(self, points: Sequence[Point], colour: str, width: float) -> None:
+        """A line through points."""
         size = max(1, round(self.scale * width))
-        self.draw.line([self.at(p) for p in points], COLOURS[colour], size, joint="curve")
+        self.draw.line([self.at(p) for p in points], _rgb(colour), size, joint="curve")
 
     def polygon(self, points: Sequence[Point], colour: str) -> None:
-        self.draw.polygon([self.at(p) for p in points], COLOURS[colour])
+        """A filled shape."""
+        self.draw.polygon([self.at(p) for p in points], _rgb(colour))
 
     def box(self, centre: Point, width: float, height: float, colour: str) -> None:
+        """A filled rectangle."""
         x, y = centre
         w, h = width / 2, height / 2
         self.polygon([(x - w, y - h), (x + w, y - h), (x + w, y + h), (x - w, y + h)], colour)
 
     def disc(self, centre: Point, radius: float, colour: str) -> None:
+        """A filled circle."""
         x, y = self.at(centre)
         r = radius * self.scale
-        self.draw.ellipse((x - r, y - r, x + r, y + r), COLOURS[colour])
+        self.draw.ellipse((x - r, y - r, x + r, y + r), _rgb(colour))
 
     def text(self, corner: tuple[int, int], text: str, colour: str = "ink") -> None:
         """Words at a place in the picture, counted in its pixels from the top left."""
         self.draw.text(
-            (corner[0] * self.smooth, corner[1] * self.smooth), text, COLOURS[colour], font_size=12 * self.smooth
+            (corner[0] * self.smooth, corner[1] * self.smooth), text, _rgb(colour), font_size=12 * self.smooth
         )
 
     def array(self) -> np.ndarray:
@@ -70,3 +76,12 @@ class Canvas:
             self.image.resize((self.width, self.height), Image.Resampling.LANCZOS) if self.smooth > 1 else self.image
         )
         return np.asarray(small)
+
+
+def _rgb(colour: str) -> tuple[int, ...]:
+    """A colour by name, or as #rrggbb."""
+    if colour.startswith("#"):
+        return ImageColor.getrgb(colour)
+    if colour not in COLOURS:
+        raise unknown("colour", colour, COLOURS)
+    return COLOURS[colour]

@@ -40,6 +40,7 @@ def plot_runs(paths: list[str | Path], out: str | Path | None = None) -> Path:
     if not drawn:
         plt.close(figure)
         raise ShoalError(f"{paths[0]} has no metrics to draw yet.")
+    axes.set_title(Path(paths[0]).name.replace("__", "  ") if len(paths) == 1 else "")
     axes.set_xlabel("env steps")
     axes.set_ylabel("episode return")
     axes.grid(alpha=0.3)

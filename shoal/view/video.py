@@ -57,6 +57,9 @@ def contact_sheet(world: World, width: int = 320, height: int = 240) -> np.ndarr
         world.picture(canvas, env)
         row, column = divmod(env, columns)
         sheet[row * height : (row + 1) * height, column * width : (column + 1) * width] = canvas.array()
+    if world.num_envs > 1:  # a thin line between envs
+        sheet[height::height] = 225
+        sheet[:, width::width] = 225
     return sheet
 
 

@@ -1,8 +1,10 @@
 """The bundled worlds. Only names and one line each live here, so that listing them needs neither torch nor Warp."""
 
+import hashlib
 import importlib
 import importlib.util
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +27,28 @@ WORLDS: dict[str, tuple[str, str, str]] = {
 def world_class(name: str) -> Any:
     """The class behind a name: a bundled world, or a user's own as `my_world.py:Chase`."""
     if ":" in name:
-        return load_object(name, "world")
+        return load_object(full_path(name), "world")
     if name not in WORLDS:
         raise unknown("world", name, WORLDS)
     module, attribute, _ = WORLDS[name]
     return getattr(importlib.import_module(module), attribute)
 
 
+def full_path(name: str) -> str:
+    """`FILE.py:NAME` with the whole path of the file, so that a run finds it from anywhere; other names as they are."""
+    place, colon, attribute = name.rpartition(":")
+    return f"{Path(place).resolve()}{colon}{attribute}" if place.endswith(".py") else name
+
+
+@cache
 def load_object(path: str, kind: str) -> Any:
-    """What `FILE.py:NAME` or `package.module:NAME` names."""
+    """What `FILE.py:NAME` or `package.module:NAME` names; a file is executed once."""
     place, _, attribute = path.rpartition(":")
     if place.endswith(".py"):
         file = Path(place).resolve()
         if not file.is_file():
             raise ShoalError(f"There is no file {place!r} to load the {kind} {attribute!r} from.")
-        name = f"shoal_user_{file.stem}"
+        name = f"shoal_user_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
         spec = importlib.util.spec_from_file_location(name, file)
         assert spec is not None
         assert spec.loader is not None
@@ -52,5 +61,6 @@ def load_object(path: str, kind: str) -> Any:
         except ModuleNotFoundError as error:
             raise ShoalError(f"The {kind} {path!r} cannot be loaded: {error}.") from None
     if not hasattr(module, attribute):
-        raise unknown(f"{kind} in {place}", attribute, [n for n in vars(module) if not n.startswith("_")])
+        classes = [n for n, v in vars(module).items() if isinstance(v, type) and v.__module__ == module.__name__]
+        raise unknown(f"{kind} in {place} named", attribute, classes)
     return getattr(module, attribute)

@@ -203,3 +203,38 @@ def test_time_limit_is_known_only_if_it_is_the_only_cut():
     assert Counting(1).time_limit == 5
     assert world_with(count_zero)(1).time_limit is None
     assert world_with(cuts, Counting.Config)(1).time_limit is None
+
+
+@wp.func
+def mixed_numbers(env: int, push: float, reward: wp.array[float]):
+    reward[env] = 2 * push
+
+
+@wp.func
+def whole_push(env: int, push: int, reward: wp.array[float]):
+    reward[env] = float(push)
+
+
+@dataclass(frozen=True)
+class Pushed:
+    push: float = 0.5
+
+
+def test_a_setting_of_another_type_is_named():
+    with pytest.raises(ShoalError, match=r"'push' is 0.5, but it is annotated int"):
+        world_with(whole_push, Pushed)(1)
+
+
+def test_what_does_not_compile_is_told_in_one_sentence():
+    world = world_with(mixed_numbers, Pushed)(1)
+    world.reset(0)
+    with pytest.raises(ShoalError, match=r"does not compile.*mixed_numbers.*2 \* push"):
+        world.step(torch.zeros(1, 1, dtype=torch.int32))
+
+
+def test_a_forgotten_decorator_is_named():
+    def bare(env: int, clock: wp.array[int]):
+        clock[env] = 0
+
+    with pytest.raises(ShoalError, match=r"bare takes `env` but has no @wp\.func"):
+        world_with(bare)(1)

@@ -79,15 +79,46 @@ class Poisoned(KernelWorld):
         return s.clock.unsqueeze(-1) / 100.0
 
 
-def test_nan_is_caught_with_env_field_and_state(tmp_path):
-    settings = dict(num_envs=16, rollout=8, total_steps=16 * 8 * 10, device="cpu", quiet=True, log_every=0.0)
+NAN_RUN = dict(num_envs=16, rollout=8, total_steps=16 * 8 * 10, device="cpu", quiet=True, checkpoint_every=16 * 8)
+
+
+@pytest.mark.parametrize(
+    "settings", [dict(log_every=0.0), dict(log_every=0.0, target_kl=0.02), dict(log_every=1e9)], ids=str
+)
+def test_nan_is_caught_with_env_field_and_state(tmp_path, settings):
+    """Also with a KL stop, which a number that is not one must not set off, and between two log lines."""
     with pytest.raises(ShoalError, match=r"Env 5, agent 0 of .* gave a reward that is not finite") as error:
-        shoal.train(f"{__name__}:Poisoned", run_dir=tmp_path / "run", checkpoint_every=16 * 8, **settings)
+        shoal.train(f"{__name__}:Poisoned", run_dir=tmp_path / "run", **NAN_RUN, **settings)
     assert "last good checkpoint stands" in str(error.value)
     assert json.loads((tmp_path / "run" / "bad_env.json").read_text())["env_id"] == 5
     good = load_checkpoint(RunFolder(tmp_path / "run").pick("last"), "cpu")
     assert good.steps == 2 * 16 * 8
     assert all(torch.isfinite(t.float()).all() for t in good.state.values())
+
+
+class Endless(Poisoned):
+    """No episode ever ends."""
+
+    @dataclass(frozen=True)
+    class Config:
+        pass
+
+    def step(self, s):
+        s.reward[:, 0] = 1.0
+
+
+def test_world_without_an_end_trains_with_a_warning_instead_of_a_score(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("shoal.run.evaluate.LONGEST", 100)
+    run = shoal.train(f"{__name__}:Endless", run_dir=tmp_path / "run", **dict(NAN_RUN, total_steps=256))
+    assert "No evaluation" in capsys.readouterr().err
+    assert run.folder.scores() == []
+    assert load_checkpoint(run.folder.pick("last"), "cpu").steps == 256
+
+
+def test_a_run_that_never_began_leaves_no_folder(tmp_path):
+    with pytest.raises(ShoalError, match="--policy must be"):
+        shoal.train("cartpole", policy="resnet", run_dir=tmp_path / "run", quiet=True, device="cpu")
+    assert not (tmp_path / "run").exists()
 
 
 def test_kernel_cache_that_cannot_be_written_is_put_elsewhere():

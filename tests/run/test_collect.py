@@ -7,7 +7,8 @@ import torch
 from shoal.core.wrappers import FrameStack, TimeLimit
 from shoal.policy import ActorCritic, mlp_torso
 from shoal.run.collect import Collector
-from tests.core.test_kernel_world import Drift, Meadow
+from tests.core.test_groups import Meadow
+from tests.core.test_kernel_world import Drift
 from tests.helpers import Counting, CountingTwin, play_twins, play_world
 
 

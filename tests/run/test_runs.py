@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,9 @@ from shoal.run.checkpoint import load_checkpoint
 from shoal.run.config import make_job
 from shoal.run.train import load_run
 from shoal.run.trainer import Trainer
+from shoal.worlds import world_class
 
+ROOT = Path(__file__).parents[2]
 SMALL = dict(num_envs=32, rollout=8, eval_episodes=4, quiet=True, device="cpu", log_every=0.0)
 STEPS = 32 * 8
 
@@ -131,3 +134,51 @@ def test_time_limit_reserves_room_for_every_truncation():
     kept = rollout.final_observation[:2, :, 0]
     assert not torch.allclose(kept[0], rollout.observation[3, :, 0])
     torch.testing.assert_close(kept[..., :2].square().sum(-1), torch.ones(2, 32))
+
+
+@pytest.mark.parametrize(
+    ("settings", "answer"),
+    [
+        (dict(total_steps="inf"), "whole number"),
+        (dict(total_steps="x"), "not a number"),
+        (dict(hidden=64), "list of values"),
+        (dict(gamma="0.9"), "finite number"),
+        (dict(lr=float("inf")), "finite number"),
+        (dict(log_std=float("nan")), "finite number"),
+        (dict(seed=2**63), "seed must be between"),
+        (dict(target_kl=-1.0), "target-kl must be above 0"),
+        (dict(checkpoint_every=-5), "checkpoint-every must be at least 1"),
+        (dict(epochs=2.5), "whole number"),
+        (dict(activation="foo"), "There is no choice for --activation"),
+        (dict(compile="maybe"), "There is no choice for --compile"),
+        (dict(world_config=dict(force="strong")), "finite number"),
+        (dict(world_config=dict(max_steps=2**32 + 1)), "32 bits"),
+    ],
+    ids=str,
+)
+def test_bad_settings_from_python_are_named(settings, answer, tmp_path):
+    with pytest.raises(ShoalError, match=answer):
+        shoal.train("cartpole", **{**SMALL, "total_steps": STEPS, **settings}, run_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_whole_numbers_are_not_rounded():
+    assert make_job("cartpole", total_steps="9007199254740993").train.total_steps == 9007199254740993
+
+
+def test_own_world_is_loaded_once_and_found_from_anywhere(tmp_path, monkeypatch):
+    (tmp_path / "own.py").write_text((ROOT / "examples" / "rocket.py").read_text())
+    monkeypatch.chdir(tmp_path)
+    run = shoal.train("own.py:Rocket", total_steps=STEPS, run_dir=tmp_path / "run", **SMALL)
+    assert world_class(f"{tmp_path}/own.py:Rocket") is world_class("own.py:Rocket")
+    monkeypatch.chdir("/")
+    assert load_run(run.path, "last").evaluate(episodes=2) == run.evaluate(episodes=2)
+
+
+def test_caller_keeps_its_own_choice_of_determinism():
+    torch.use_deterministic_algorithms(True)
+    try:
+        Trainer(make_job("cartpole", total_steps=STEPS, **SMALL)).iterate()
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)

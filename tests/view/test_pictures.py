@@ -47,6 +47,12 @@ def test_every_bundled_world_has_a_picture(name):
     assert len(np.unique(sheet.reshape(-1, 3), axis=0)) > 10
 
 
+def test_colours_by_name_or_number():
+    Canvas().disc((0.0, 0.0), 0.1, "#d04030")
+    with pytest.raises(ShoalError, match="There is no colour 'rde'; did you mean 'red'"):
+        Canvas().disc((0.0, 0.0), 0.1, "rde")
+
+
 def test_canvas_puts_y_up():
     canvas = Canvas(100, 100, smooth=1)
     canvas.view(0.0, 1.0, 0.0, 1.0)

@@ -1,0 +1,40 @@
+"""One check for every dataclass of settings: values of the declared type, finite, among the declared choices."""
+
+import math
+import types
+import typing
+from dataclasses import fields
+from typing import Any
+
+from shoal.errors import ShoalError, unknown
+
+
+def check_settings(config: Any) -> None:
+    """Refuse a field whose value does not fit its declared type, by name."""
+    hints = typing.get_type_hints(type(config))
+    for item in fields(config):
+        _check(item.name.replace("_", "-"), getattr(config, item.name), hints[item.name])
+
+
+def _check(name: str, value: Any, kind: Any) -> None:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Literal:
+        if value not in arguments:
+            raise unknown(f"choice for --{name}:", str(value), [str(a) for a in arguments])
+    elif origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return
+        _check(name, value, next(a for a in arguments if a is not type(None)))
+    elif origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
+        if not isinstance(value, (tuple, list)):
+            raise ShoalError(f"--{name} must be a list of values, got {value!r}.")
+        for part in value:
+            _check(name, part, arguments[0])
+    elif kind is float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise ShoalError(f"--{name} must be a finite number, got {value!r}.")
+    elif kind is int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ShoalError(f"--{name} must be a whole number, got {value!r}.")
+    elif kind in (bool, str) and not isinstance(value, kind):
+        raise ShoalError(f"--{name} must be a {kind.__name__}, got {value!r}.")
