@@ -53,12 +53,12 @@ def out_of_memory(job: Job, cls: Any) -> ShoalError:
     """What to say when the GPU is full: what an env costs and how many fit."""
     small = cls(16, "cpu", job.world_config)
     see = sum(g.agents * g.observation.size * g.observation.dtype.itemsize for g in small.groups)
-    width = 4 * (max(job.train.hidden, default=64) * max(1, len(job.train.hidden)) * 4)
+    # Activations of policy and value, forward and backward, for the samples that are in work at the same time.
+    width = 4 * 4 * 2 * sum(job.train.hidden) // getattr(job.learn, "minibatches", 1)
     agents = sum(g.agents for g in small.groups)
     per_env = small.bytes_per_env + job.train.rollout * (see + agents * (24 + width))
-    torch.cuda.empty_cache()
-    free = torch.cuda.mem_get_info()[0]
+    whole = torch.cuda.mem_get_info()[1]
     return ShoalError(
         f"The GPU's memory is full: {job.train.num_envs} envs of {job.world} cost about {per_env:,} bytes each with "
-        f"rollouts of {job.train.rollout}. About {int(free * 0.9 / per_env):,} fit: lower --num-envs or --rollout."
+        f"rollouts of {job.train.rollout}. About {int(whole * 0.9 / per_env):,} fit: lower --num-envs or --rollout."
     )
