@@ -21,7 +21,9 @@ from shoal.run.config import make_job
 from shoal.run.trainer import Trainer
 from shoal.worlds import world_class
 
-SLICES = 5
+SLICES = 7
+STEPS = 64
+"""Steps that Shoal's threads take between two meetings."""
 
 
 def rate(call, steps, seconds):
@@ -50,14 +52,14 @@ def gymnasium_stepper(kind, envs):
 def shoal_stepper(envs):
     world = world_class("cartpole")(envs, "cpu")
     world.reset(0)
-    actions, draw = bench.random_actions(world)
+    actions, draw = bench.random_actions(world, STEPS)
     play = world.play({"cart": actions})
 
     def call():
         draw()
         play()
 
-    return call, bench.STEPS_PER_CALL * envs
+    return call, STEPS * envs
 
 
 def take_turns(contestants, seconds):
@@ -75,7 +77,7 @@ def stepping(seconds):
     contestants = {"gymnasium SyncVectorEnv, 16 envs": gymnasium_stepper("sync", 16)}
     for envs in (1024, 4096, 16_384, 65_536):
         contestants[f"gymnasium NumPy vector, {envs} envs"] = gymnasium_stepper("vector_entry_point", envs)
-    for envs in (16_384, 32_768, 65_536, 131_072):
+    for envs in (32_768, 65_536, 98_304):
         contestants[f"shoal, {envs} envs"] = shoal_stepper(envs)
     rates = take_turns(contestants, seconds)
     best = {kind: max(v for k, v in rates.items() if kind in k) for kind in ("Sync", "NumPy", "shoal")}

@@ -81,13 +81,13 @@ def random_floats(
     d[env] = low + (high - low) * unit_float(words[3])
 
 
-def random_actions(world: World) -> tuple[torch.Tensor, Callable[[], None]]:
-    """STEPS_PER_CALL rows of actions for a world of one group, and a function that draws them anew."""
+def random_actions(world: World, steps: int = STEPS_PER_CALL) -> tuple[torch.Tensor, Callable[[], None]]:
+    """So many rows of actions for a world of one group (a multiple of eight), and a function that draws them anew."""
     group = world.groups[0]
     if len(world.groups) > 1:
         raise ShoalError(f"{world.name} has several groups; stepping alone is measured for worlds with one.")
     space = group.action
-    shape = (STEPS_PER_CALL, world.num_envs, group.agents, *space.shape)
+    shape = (steps, world.num_envs, group.agents, *space.shape)
     actions = torch.zeros(shape, dtype=space.dtype, device=world.device)
     counter = torch.zeros(1, dtype=torch.int32, device=world.device)
     rows = actions.flatten(1)
