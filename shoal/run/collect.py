@@ -45,6 +45,26 @@ def noise_plan(noise: torch.Tensor, gaussian: bool, seed: int, env_id: torch.Ten
     return bind("noise", function, noise.device, noise.shape[1], arguments)
 
 
+def action_noise(
+    world: World,
+    policies: dict[str, ActorCritic],
+    steps: int,
+    seed: int,
+    counter: torch.Tensor,
+    first_env: int = 0,
+) -> tuple[dict[str, torch.Tensor], list[Plan]]:
+    """What the groups' heads draw their actions from, [T, N * A, width] each, and the plans that fill it anew."""
+    envs, device = world.num_envs, world.device
+    env_id = torch.arange(first_env, first_env + envs, dtype=torch.int32, device=device)
+    noises, plans = {}, []
+    for index, g in enumerate(world.groups):
+        head = policies[g.name].head
+        noise = torch.zeros(steps, envs, g.agents * head.noise_width, device=device)
+        plans.append(noise_plan(noise, head.gaussian_noise, group_seed(seed, index), env_id, counter))
+        noises[g.name] = noise.view(steps, envs * g.agents, head.noise_width)
+    return noises, plans
+
+
 @wp.func
 def keep_words(
     env: int,
@@ -101,18 +121,16 @@ class Collector:
         """Rollouts made so far."""
         self._used = {g.name: torch.zeros(envs, dtype=torch.int32, device=device) for g in world.groups}
         self._final = {g.name: torch.zeros_like(self.rollouts[g.name].observation[0]) for g in world.groups}
-        env_id = torch.arange(first_env, first_env + envs, dtype=torch.int32, device=device)
-        self._noise: dict[str, torch.Tensor] = {}
-        self._world_action: dict[str, torch.Tensor] = {}
-        self._plans: list[Plan] = []
-        for index, g in enumerate(world.groups):
-            head = policies[g.name].head
-            noise = torch.zeros(steps, envs, g.agents * head.noise_width, device=device)
-            self._plans.append(noise_plan(noise, head.gaussian_noise, group_seed(seed, index), env_id, self.counter))
-            self._noise[g.name] = noise.view(steps, envs * g.agents, head.noise_width)
-            own = self.rollouts[g.name].action
-            # Box actions are scaled and clipped for the world; choices are read by it where the rollout keeps them.
-            self._world_action[g.name] = torch.zeros_like(own[0]) if head.gaussian_noise else own
+        self._noise, self._plans = action_noise(world, policies, steps, seed, self.counter, first_env)
+        # Box actions are scaled and clipped for the world; choices are read by it where the rollout keeps them.
+        self._world_action = {
+            name: torch.zeros_like(self.rollouts[name].action[0])
+            for name, policy in policies.items()
+            if policy.head.gaussian_noise
+        }
+        first, *others = self.rollouts.values()
+        for other in others:  # episodes end for all groups at once
+            other.terminated, other.truncated = first.terminated, first.truncated
         self._rows = [self._row(t) for t in range(steps)]
         self._keep = [[self._keep_plan(name, t) for name in self.rollouts] for t in range(steps)]
         self._act = torch.compile(self._act_eager, dynamic=False) if compiled else self._act_eager
@@ -153,10 +171,8 @@ class Collector:
 
     def _choose(self, name: str, t: int) -> torch.Tensor:
         rollout = self.rollouts[name]
-        world_action = self._world_action[name]
-        scaled = self.policies[name].head.gaussian_noise
+        world_action = self._world_action.get(name)
         mask = None if rollout.action_mask is None else rollout.action_mask[t]
-        target = world_action if scaled else rollout.action[t]
         with torch.no_grad():
             self._act(
                 self.policies[name],
@@ -165,9 +181,9 @@ class Collector:
                 self._noise[name][t],
                 rollout.action[t],
                 rollout.log_prob[t],
-                world_action if scaled else None,
+                world_action,
             )
-        return target
+        return rollout.action[t] if world_action is None else world_action
 
     def _act_eager(self, policy, observation, mask, noise, action_out, log_prob_out, world_out) -> None:
         with torch.autocast(noise.device.type, dtype=torch.bfloat16, enabled=self.bf16, cache_enabled=False):
@@ -189,10 +205,8 @@ class Collector:
                 alive=None if r.alive is None else r.alive[t + 1],
                 action_mask=None if r.action_mask is None else r.action_mask[t + 1],
             )
-        first = next(iter(self.rollouts.values()))
-        for other in list(self.rollouts.values())[1:]:
-            other.terminated, other.truncated = first.terminated, first.truncated
-        return Outputs(first.terminated[t], first.truncated[t], groups)
+        flags = next(iter(self.rollouts.values()))
+        return Outputs(flags.terminated[t], flags.truncated[t], groups)
 
     def _keep_plan(self, name: str, t: int) -> Plan:
         r = self.rollouts[name]

@@ -12,7 +12,7 @@ import tyro
 
 from shoal.core.settings import check_settings
 from shoal.errors import ShoalError, unknown
-from shoal.worlds import full_path
+from shoal.worlds import full_path, world_class
 
 
 def parse_count(text: str) -> int:
@@ -188,18 +188,23 @@ def tuned(world: Any, algo: str, device: str) -> tuple[dict[str, Any], dict[str,
     return run, learn
 
 
+def _starting_point(world: Any, algo: str, device: str) -> tuple[str, str, dict[str, Any], dict[str, Any]]:
+    """Learner and device, checked, and the settings tuned for them: what other settings go over."""
+    from shoal.learn import LEARNERS
+
+    if algo not in LEARNERS:
+        raise unknown("algorithm", algo, LEARNERS)
+    device = pick_device(device)
+    return algo, device, *tuned(world, algo, device)
+
+
 def make_job(world: str, **overrides: Any) -> Job:
     """A job from Python: names of the run, of the learner, or `world_config=dict(...)`, over the tuned settings."""
     from shoal.learn import LEARNERS
-    from shoal.worlds import world_class
 
     cls = world_class(world)
     world_overrides = overrides.pop("world_config", {})
-    algo = overrides.get("algo", "ppo")
-    if algo not in LEARNERS:
-        raise unknown("algorithm", algo, LEARNERS)
-    device = pick_device(overrides.get("device", "auto"))
-    run, learn = tuned(cls, algo, device)
+    algo, device, run, learn = _starting_point(cls, overrides.get("algo", "ppo"), overrides.get("device", "auto"))
     run_names = {f.name for f in fields(TrainConfig)}
     learn_names = {f.name for f in fields(LEARNERS[algo][0])}
     for key, value in overrides.items():
@@ -224,15 +229,10 @@ def make_job(world: str, **overrides: Any) -> Job:
 def parse_job(world: str, arguments: list[str], command: str = "shoal train") -> Job:
     """A job from the command line: flags over the tuned settings of the world, the learner and the device."""
     from shoal.learn import LEARNERS
-    from shoal.worlds import world_class
 
     cls = world_class(world)
     early = _early(arguments, ("--algo", "--device"))
-    algo = early.get("--algo", "ppo")
-    if algo not in LEARNERS:
-        raise unknown("algorithm", algo, LEARNERS)
-    device = pick_device(early.get("--device", "auto"))
-    run, learn = tuned(cls, algo, device)
+    algo, device, run, learn = _starting_point(cls, early.get("--algo", "ppo"), early.get("--device", "auto"))
     learn_class = LEARNERS[algo][0]
     options = make_dataclass(
         "Options",
@@ -265,7 +265,6 @@ def _early(arguments: list[str], flags: tuple[str, ...]) -> dict[str, str]:
 def load_job(folder: Path) -> Job:
     """The job of a run folder, as it was saved."""
     from shoal.learn import LEARNERS
-    from shoal.worlds import world_class
 
     path = folder / "config.json"
     if not path.is_file():

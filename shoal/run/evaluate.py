@@ -6,12 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from shoal.core.launch import Plan
 from shoal.core.world import World
 from shoal.errors import ShoalError
 from shoal.policy import ActorCritic
 from shoal.run.build import make_world
-from shoal.run.collect import group_seed, noise_plan
+from shoal.run.collect import action_noise
 from shoal.run.config import Job
 
 EVALUATION_SEED = 1_000_003
@@ -40,15 +39,7 @@ class Player:
     def __init__(self, world: World, policies: dict[str, ActorCritic], seed: int, sample: bool):
         self.world, self.policies, self.sample = world, policies, sample
         self.counter = torch.zeros(1, dtype=torch.int32, device=world.device)
-        self.noise: dict[str, torch.Tensor] = {}
-        self.plans: list[Plan] = []
-        if sample:
-            ids = torch.arange(world.num_envs, dtype=torch.int32, device=world.device)
-            for index, g in enumerate(world.groups):
-                head = policies[g.name].head
-                noise = torch.zeros(1, world.num_envs, g.agents * head.noise_width, device=world.device)
-                self.plans.append(noise_plan(noise, head.gaussian_noise, group_seed(seed, index), ids, self.counter))
-                self.noise[g.name] = noise.view(world.num_envs * g.agents, head.noise_width)
+        self.noise, self.plans = action_noise(world, policies, 1, seed, self.counter) if sample else ({}, [])
         world.reset(seed)
 
     @torch.no_grad()
@@ -63,7 +54,7 @@ class Player:
             mask = None if out.action_mask is None else out.action_mask.flatten(0, 1)
             params = policy.distribution(out.observation.flatten(0, 1), mask)
             if self.sample:
-                action, _ = policy.head.sample(params, self.noise[g.name])
+                action, _ = policy.head.sample(params, self.noise[g.name][0])
             else:
                 action = policy.head.mode(params)
             shape = (self.world.num_envs, g.agents, *g.action.shape)

@@ -13,7 +13,7 @@ from shoal.errors import ShoalError
 from shoal.policy import ActorCritic
 from shoal.run.build import make_policies, make_world, out_of_memory
 from shoal.run.checkpoint import Checkpoint, compare, load_checkpoint, load_latest
-from shoal.run.config import Job, load_job, make_job, to_count
+from shoal.run.config import Job, load_job, make_job, pick_device, to_count
 from shoal.run.evaluate import Score, evaluate
 from shoal.run.folder import RunFolder, write_whole
 from shoal.run.metrics import MetricsWriter
@@ -107,8 +107,6 @@ def resume(path: Path | str, total_steps: int | str | None = None, quiet: bool =
 
 def load_run(path: Path | str, which: str = "best", device: str | None = None) -> Run:
     """A run with the weights of one of its checkpoints (`best`, `last` or a step number), for playing."""
-    from shoal.run.config import pick_device
-
     folder = RunFolder.open(path)
     job = load_job(folder.path)
     wanted = pick_device(device or "auto")
