@@ -97,10 +97,9 @@ def _eval(words: list[str]) -> int:
     options = parser.parse_args(words)
     from shoal.run.train import load_run
 
-    run = load_run(options.run, options.checkpoint, options.device)
-    scores = run.evaluate(options.episodes, options.seed, options.sample)
-    for name, score in scores.items():
-        print(f"{name}: {score}" if len(scores) > 1 else str(score))
+    run = load_run(options.run, options.checkpoint, options.device, options.random, options.load)
+    for line in run.evaluate(options.episodes, options.seed, options.sample).lines():
+        print(line)
     return 0
 
 
@@ -115,7 +114,7 @@ def _record(words: list[str]) -> int:
     from shoal.run.train import load_run
     from shoal.view.video import record
 
-    run = load_run(options.run, options.checkpoint, options.device)
+    run = load_run(options.run, options.checkpoint, options.device, options.random, options.load)
     print(record(run, options.out, options.envs, options.steps, options.fps, options.seed, options.sample))
     return 0
 
@@ -182,6 +181,8 @@ def _run_arguments(parser) -> None:
     parser.add_argument("--checkpoint", default="best", help="best, last or a step number (default: best)")
     parser.add_argument("--device", help="auto, cpu, cuda or cuda:N (default: auto)")
     parser.add_argument("--seed", type=int, help="seed of the episodes (default: the run's)")
+    parser.add_argument("--random", nargs="+", default=[], metavar="GROUP", help="groups that act at random instead")
+    parser.add_argument("--load", nargs="+", default=[], metavar="GROUP=RUN", help="groups that another run plays for")
     parser.add_argument("--sample", action="store_true", help="draw actions instead of taking the likeliest")
 
 

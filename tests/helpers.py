@@ -166,7 +166,7 @@ def random_rollout(
     rng = np.random.default_rng(seed)
     if group is None:
         group = Group("g", observation=Box(1), action=Discrete(2), agents=agents, leaves=leaves)
-    rollout = allocate(group, steps, envs, steps, torch.device("cpu"))
+    rollout = allocate([group], steps, envs, steps, torch.device("cpu"))
     rollout.reward.copy_(torch.as_tensor(rng.normal(size=(steps, envs, agents))))
     rollout.terminated.copy_(torch.as_tensor(rng.random((steps, envs)) < terminates))
     rollout.truncated.copy_(torch.as_tensor(rng.random((steps, envs)) < truncates))

@@ -1,31 +1,32 @@
 """KernelWorld: a world in one short file, written as Warp functions or with torch operations.
 
 A step is the ordered list of stages in `_stages`: begin, the author's step, settle (time limit, statistics), and for
-envs that have ended: the final observation, the books, the author's reset; then the observation.
+envs that have ended: the final observation, the books, the author's reset; then the observation. The functions that
+Shoal puts around the author's are in `core/stages.py`.
 """
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
 import warp as wp
 
-from shoal.core import kernels
-from shoal.core.kernels import Call
+from shoal.core import kernels, stages
+from shoal.core.kernels import Call, Whole
 from shoal.core.launch import Plan, init_warp, torch_stream
 from shoal.core.random import draw_kernel
 from shoal.core.settings import check_settings
 from shoal.core.spaces import Box
 from shoal.core.store import Field, Store
-from shoal.core.world import EpisodeStatistics, Group, GroupOutputs, Outputs, World
+from shoal.core.world import EpisodeStatistics, Group, GroupOutputs, LastEpisode, Outputs, World
 from shoal.errors import ShoalError
 
 NO_LIMIT = 2**31 - 1
 
-CARRIED = ("alive", "action_mask")
+CARRIED = ("alive", "action_mask", "acting")
 """Outputs that a step also reads: they live in the store, and a row of a rollout gets a copy."""
 
 
@@ -43,15 +44,21 @@ class KernelWorld(World):
     - `Config`: a frozen dataclass of settings; a field `max_steps` is the time limit;
     - `state`: name -> Field, what one env holds;
     - `groups`: who acts;
+    - `tables` (if any): name -> array that all envs read and nobody writes;
     - `step`, `reset`, `observe`: Warp functions (or lists of them), or methods with torch operations.
+
+    `state`, `groups` and `tables` may also be static methods of the config, where sizes depend on settings.
     """
 
     @dataclass(frozen=True)
     class Config:
         """Settings of the world."""
 
-    state: ClassVar[dict[str, Field]] = {}
-    groups: tuple[Group, ...] = ()
+    state: Any = {}
+    groups: Any = ()
+    tables: Any = {}
+    reports: ClassVar[tuple[str, ...]] = ()
+    """Float arrays of the state, one number per env, whose value at the end of an episode is reported as a mean."""
     settings: ClassVar[dict[str, dict[str, Any]]] = {}
     """Tuned settings for training, under the command line's names with underscores, in sections: `common`, then by kind
     of device (`cpu`, `gpu`), by learner (`ppo`, `a2c`) and by both (`a2c_cpu`)."""
@@ -77,9 +84,8 @@ class KernelWorld(World):
         self.num_envs = num_envs
         self.device = _full_device(device)
         self.config = self.Config() if config is None else config
-        self.groups = tuple(self.groups)
-        if not self.groups:
-            raise ShoalError(f"{type(self).__name__} declares no groups; add groups = (Group(...),).")
+        self.groups = self.groups_of(self.config)
+        self.state = _declared(type(self).state, self.config)
         self.store = Store(num_envs, self.device)
         self.checked = self.device.type == "cpu"
         """Whether `step` also checks the range of actions, which reads them on the host."""
@@ -91,6 +97,14 @@ class KernelWorld(World):
             if isinstance(call, Call):
                 kernels.check_call(call, self._provided(), type(self).__name__)
         self.outputs = self._own_outputs()
+
+    @classmethod
+    def groups_of(cls, config: Any) -> tuple[Group, ...]:
+        """Who acts, under these settings."""
+        groups = tuple(_declared(cls.groups, config))
+        if not groups:
+            raise ShoalError(f"{cls.__name__} declares no groups; add groups = (Group(...),).")
+        return groups
 
     # --- what an author may call ---------------------------------------------------------------------------------
 
@@ -193,11 +207,13 @@ class KernelWorld(World):
 
     def statistics(self) -> EpisodeStatistics:
         sums = {g.name: self.store[self._names[g.name, "return_sum"]] for g in self.groups}
-        return EpisodeStatistics(self.store.finished, sums, self.store.length_sum)
+        reports = {name: self.store[f"{name}_sum"] for name in self.reports}
+        return EpisodeStatistics(self.store.finished, sums, self.store.length_sum, reports)
 
-    def last_episode(self) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    def last_episode(self) -> LastEpisode:
         returns = {g.name: self.store[self._names[g.name, "last_return"]] for g in self.groups}
-        return returns, self.store.last_length
+        reports = {name: self.store[f"last_{name}"] for name in self.reports}
+        return LastEpisode(returns, self.store.last_length, reports)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         return self.store.state_dict()
@@ -241,6 +257,16 @@ class KernelWorld(World):
                 add(qualified, item)
         for name, item in self.state.items():
             add(name, item)
+        for name in self.reports:
+            if self.state.get(name) is None or self.state[name].torch_type != torch.float32 or self.state[name].shape:
+                raise ShoalError(f"{type(self).__name__} reports {name!r}, which is no state of one float per env.")
+            add(f"{name}_sum", Field(float, doc="sum over finished episodes"))
+            add(f"last_{name}", Field(float, doc="of the last finished episode"))
+        self._tables: dict[str, Whole] = {}
+        for name, values in _declared(type(self).tables, self.config).items():
+            if name in self.store:
+                raise ShoalError(f"{type(self).__name__}: {name!r} is both a table and an array of the store.")
+            self._tables[name] = Whole(torch.as_tensor(values).to(self.device).contiguous())
 
     def _config_values(self) -> dict[str, Any]:
         if not is_dataclass(self.config) or isinstance(self.config, type):
@@ -251,16 +277,17 @@ class KernelWorld(World):
             if isinstance(value, int) and not -(2**31) <= value < 2**31:
                 raise ShoalError(f"{self.name}: {name} must fit in 32 bits, got {value}.")
         values.setdefault("max_steps", NO_LIMIT)
+        values.update({f"{g.name}_every": g.every for g in self.groups if g.every > 1})
         if values["max_steps"] < 1:
             raise ShoalError(f"{self.name}: max_steps must be at least 1, got {values['max_steps']}.")
-        clash = set(values) & set(self.store.fields)
+        clash = set(values) & {*self.store.fields, *self._tables}
         if clash:
             raise ShoalError(f"{type(self).__name__}: {', '.join(sorted(clash))} is both a setting and an array.")
         return values
 
     def _provided(self) -> dict[str, Any]:
-        """What a parameter may name: arrays of the store and settings."""
-        return {**self.store.tensors, **self._settings}
+        """What a parameter may name: arrays of the store, tables and settings."""
+        return {**self.store.tensors, **self._tables, **self._settings}
 
     def _own_outputs(self) -> Outputs:
         store = self.store
@@ -285,40 +312,67 @@ class KernelWorld(World):
     def _stages(self, holding: bool) -> list["Call | Callable"]:
         """One step, in order. Entries are calls of Warp functions, or torch functions of the arrays' namespace."""
         when = "active" if holding else ""
-        stages: list[Call | Callable] = [Call(clear_ended)] if holding else []
+        leaving = [g for g in self.groups if g.leaves]
+        pausing = [g for g in self.groups if g.every > 1]
+        run: list[Call | Callable] = [Call(stages.clear_ended)] if holding else []
         if holding and self._is_torch("step"):
-            stages.append(self._save_held)
-        stages.append(Call(begin, when=when))
-        stages += self._per_group(begin_one, begin_many, when)
-        stages += self._author("step", when)
+            run.append(self._save_held)
+        run.append(Call(stages.begin, when=when))
+        run += self._per_group(stages.begin_one, stages.begin_agent, when)
+        run += [self._standard(g, stages.remember_alive, when, "begin") for g in leaving]
+        run += [self._standard(g, self._hold_of(g), when, "begin") for g in pausing]
+        run += self._author("step", when)
         if holding and self._is_torch("step"):
-            stages.append(self._restore_held)
-        stages += self._per_group(settle_one, settle_many, when)
-        stages.append(Call(settle, when=when))
+            run.append(self._restore_held)
+        run += [self._standard(g, stages.mute_absent, when, "mute") for g in leaving]
+        run += self._per_group(stages.settle_one, stages.settle_agent, when)
+        run.append(Call(stages.settle, when=when))
         renames = {self._names[g.name, "observation"]: self._names[g.name, "final_observation"] for g in self.groups}
-        stages += self._author("observe", "ended", renames)
-        stages += self._begin_episode()
-        stages += self._author("observe", "")
-        return stages
+        run += self._author("observe", "ended", renames)
+        run += [self._standard(g, stages.keep_alive, "ended", "observe") for g in leaving]
+        run += self._begin_episode()
+        run += self._author("observe", "")
+        run += [self._acting(g, "") for g in pausing]
+        return run
 
     def _restart_stages(self) -> list["Call | Callable"]:
-        return [*self._begin_episode(), *self._author("observe", "ended")]
+        pausing = [self._acting(g, "ended") for g in self.groups if g.every > 1]
+        return [*self._begin_episode(), *self._author("observe", "ended"), *pausing]
 
     def _begin_episode(self) -> list["Call | Callable"]:
-        stages: list[Call | Callable] = self._per_group(finish_one, finish_one, "ended")
-        stages.append(Call(finish, when="ended"))
+        run: list[Call | Callable] = []
+        for name in self.reports:
+            names = {"value": name, "value_sum": f"{name}_sum", "last_value": f"last_{name}"}
+            run.append(Call(stages.report, when="ended", names=names))
         for g in self.groups:
+            run.append(self._standard(g, stages.finish_one if g.agents == 1 else stages.finish_many, "ended"))
+        run.append(Call(stages.finish, when="ended"))
+        for g in self.groups:
+            if g.agents > 1:
+                run.append(self._standard(g, stages.forget_return, "ended", "fresh"))
             if g.leaves:
-                stages.append(Call(all_alive, when="ended", names={"alive": self._names[g.name, "alive"]}))
-        return [*stages, *self._author("reset", "ended")]
+                run.append(self._standard(g, stages.all_alive, "ended", "fresh"))
+        return [*run, *self._author("reset", "ended")]
 
-    def _per_group(self, one: Any, many: Any, when: str) -> list["Call | Callable"]:
-        calls: list[Call | Callable] = []
-        for g in self.groups:
-            function = one if g.agents == 1 else many
-            names = {n: self._names[g.name, n] for n in _parameters(function) if (g.name, n) in self._names}
-            calls.append(Call(function, when=when, names=names))
-        return calls
+    def _per_group(self, one: Any, each: Any, when: str) -> list["Call | Callable"]:
+        """`one` for a group of a single agent, in the loop over envs; `each` per agent for a larger one."""
+        return [self._standard(g, one if g.agents == 1 else each, when, each.key) for g in self.groups]
+
+    def _standard(self, g: Group, function: Any, when: str, together: str = "") -> Call:
+        """A function of core/stages.py for one group, bound to that group's arrays."""
+        parameters = _parameters(function)
+        names = {n: self._names[g.name, n] for n in parameters if (g.name, n) in self._names}
+        return Call(function, g.agents if "agent" in parameters else 0, when, names, together)
+
+    def _hold_of(self, g: Group) -> Any:
+        flat = len(g.action.shape) == 0
+        if isinstance(g.action, Box):
+            return stages.hold_numbers
+        return stages.hold_choice if flat else stages.hold_choices
+
+    def _acting(self, g: Group, when: str) -> Call:
+        names = {"every": f"{g.name}_every", "acting": self._names[g.name, "acting"]}
+        return Call(stages.next_acting, g.agents, when, names)
 
     def _author(self, stage: str, when: str, renames: dict[str, str] | None = None) -> list["Call | Callable"]:
         if self._is_torch(stage):
@@ -332,9 +386,15 @@ class KernelWorld(World):
             per_agent = "agent" in _parameters(function)
             if per_agent and len(self.groups) > 1 and not isinstance(item, Each):
                 raise ShoalError(f"{type(self).__name__}.{function.key} runs per agent: say for which group with Each.")
-            names = {k: v for k, v in (renames or {}).items() if k in _parameters(function)}
-            calls.append(Call(function, agents=group.agents if per_agent else 0, when=when, names=names))
+            renamed = {**(renames or {}), **self._held_actions()}
+            names = {k: v for k, v in renamed.items() if k in _parameters(function)}
+            together = "observe" if stage == "observe" else ""  # each writes what one agent sees, and nothing else
+            calls.append(Call(function, group.agents if per_agent else 0, when, names, together))
         return calls
+
+    def _held_actions(self) -> dict[str, str]:
+        """Where an author's function finds the action of a group that does not choose at every step."""
+        return {self._names[g.name, "action"]: self._names[g.name, "held"] for g in self.groups if g.every > 1}
 
     def _run_torch(self, stage: str, method: Callable, arrays: SimpleNamespace, when: str, renames: dict) -> None:
         """Run a torch stage on all envs; `reset` and `observe` return new values, kept where `when` is set."""
@@ -372,14 +432,16 @@ class KernelWorld(World):
 
     def _plan(self, stages: list["Call | Callable"], routes: dict[str, torch.Tensor]) -> Plan:
         arrays = {**self.store.tensors, **routes}
-        namespace = SimpleNamespace(**arrays, config=self.config)
+        tables = {name: table.tensor for name, table in self._tables.items()}
+        held = {name: arrays[instead] for name, instead in self._held_actions().items()}
+        namespace = SimpleNamespace(**{**arrays, **held}, **tables, config=self.config)
         plan = Plan(self.device, self.num_envs)
         calls: list[Call] = []
 
         def flush():
             if calls:
-                programs = kernels.build(self.name.replace("-", "_"), list(calls), self.device.type == "cpu")
-                plan.add_programs(programs, {**arrays, **self._settings})
+                program = kernels.build(self.name.replace("-", "_"), list(calls), self.device.type == "cpu")
+                plan.add_program(program, {**arrays, **self._tables, **self._settings})
                 calls.clear()
 
         for stage in stages:
@@ -404,98 +466,6 @@ class KernelWorld(World):
         return out
 
 
-# --- what every step does around the author's functions ---------------------------------------------------------------
-# Branch-free where it runs for every env, so that the CPU's compiler can vectorise it.
-
-
-@wp.func
-def clear_ended(env: int, ended: wp.array[wp.bool]):
-    ended[env] = False
-
-
-@wp.func
-def begin(env: int, step_count: wp.array[int], terminated: wp.array[wp.bool], truncated: wp.array[wp.bool]):
-    step_count[env] = step_count[env] + 1
-    terminated[env] = False
-    truncated[env] = False
-
-
-@wp.func
-def begin_one(env: int, reward: wp.array[float]):
-    reward[env] = 0.0
-
-
-@wp.func
-def begin_many(env: int, reward: wp.array2d[float]):
-    for agent in range(reward.shape[1]):
-        reward[env, agent] = 0.0
-
-
-@wp.func
-def settle_one(env: int, reward: wp.array[float], episode_return: wp.array[float]):
-    episode_return[env] = episode_return[env] + reward[env]
-
-
-@wp.func
-def settle_many(env: int, reward: wp.array2d[float], episode_return: wp.array[float]):
-    """The return of a group is the mean over its agents, summed in their order."""
-    total = float(0.0)
-    for agent in range(reward.shape[1]):
-        total += reward[env, agent]
-    episode_return[env] = episode_return[env] + total / float(reward.shape[1])
-
-
-@wp.func
-def settle(
-    env: int,
-    max_steps: int,
-    step_count: wp.array[int],
-    terminated: wp.array[wp.bool],
-    truncated: wp.array[wp.bool],
-    ended: wp.array[wp.bool],
-):
-    cut = truncated[env] or step_count[env] >= max_steps
-    truncated[env] = cut
-    ended[env] = terminated[env] or cut
-
-
-@wp.func
-def finish_one(
-    env: int,
-    step_count: wp.array[int],
-    episode_return: wp.array[float],
-    return_sum: wp.array[float],
-    last_return: wp.array[float],
-):
-    if step_count[env] > 0:
-        return_sum[env] = return_sum[env] + episode_return[env]
-        last_return[env] = episode_return[env]
-    episode_return[env] = 0.0
-
-
-@wp.func
-def finish(
-    env: int,
-    step_count: wp.array[int],
-    episode: wp.array[int],
-    finished: wp.array[int],
-    length_sum: wp.array[wp.int64],
-    last_length: wp.array[int],
-):
-    if step_count[env] > 0:
-        finished[env] = finished[env] + 1
-        length_sum[env] = length_sum[env] + wp.int64(step_count[env])
-        last_length[env] = step_count[env]
-    episode[env] = episode[env] + 1
-    step_count[env] = 0
-
-
-@wp.func
-def all_alive(env: int, alive: wp.array2d[wp.bool]):
-    for agent in range(alive.shape[1]):
-        alive[env, agent] = True
-
-
 def _group_fields(g: Group) -> dict[str, Field]:
     """The standard fields of a group."""
     observation = _field_of(g.observation, g.agents)
@@ -504,15 +474,25 @@ def _group_fields(g: Group) -> dict[str, Field]:
         "observation": observation,
         "final_observation": observation,
         "reward": Field(float, (g.agents,)),
-        "episode_return": Field(float, doc="reward since the episode began, mean over agents"),
+        "episode_return": Field(float, (g.agents,), doc="reward since the episode began"),
         "return_sum": Field(float, doc="sum over finished episodes"),
         "last_return": Field(float, doc="return of the last finished episode"),
     }
     if g.leaves:
         found["alive"] = Field(bool, (g.agents,))
+        found["was_alive"] = Field(bool, (g.agents,), doc="in the game when the step began")
+        found["final_alive"] = Field(bool, (g.agents,))
     if g.masked:
         found["action_mask"] = Field(bool, (g.agents, g.choices))
+    if g.every > 1:
+        found["acting"] = Field(bool, (g.agents,))
+        found["held"] = replace(found["action"], doc="the action that stands")
     return found
+
+
+def _declared(value: Any, config: Any) -> Any:
+    """What a class declares, outright or as a function of its settings."""
+    return value(config) if callable(value) else value
 
 
 def _field_of(space: Box, agents: int) -> Field:

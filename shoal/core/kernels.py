@@ -2,8 +2,10 @@
 
 An author writes `@wp.func` functions whose parameters name what they need: `env` (and `agent`) is the index, `rng` the
 random numbers of that env and step, every other name an array of the store or a field of the config. Shoal generates
-the kernels around them. On a GPU one thread owns one env and everything that needs no other env runs in one launch; on
-a CPU the same functions stand in plain counted loops over a slice of the envs, which the compiler vectorises.
+the kernels around them, one launch for all calls between two torch functions. On a GPU a thread owns an env of few
+agents, a block of threads one of many: its threads share the agents and meet after each call, so that a call may read
+what the one before it wrote for other agents. On a CPU the same functions stand in plain counted loops over a slice of
+the envs, which the compiler vectorises.
 """
 
 import linecache
@@ -22,6 +24,12 @@ from shoal.errors import ShoalError, unknown
 ENVS_PER_BLOCK = 4096
 """Envs that one task of a CPU launch covers: few enough that their arrays stay in the cache."""
 
+AGENTS_PER_THREAD = 8
+"""On a GPU, envs with more agents than this in a group get a block of threads instead of one."""
+
+THREADS_PER_BLOCK = 256
+"""The most threads that share an env."""
+
 RNG_SOURCES = ("seed", "env_id", "episode", "step_count")
 """The arrays that the parameter `rng` is made of."""
 
@@ -32,12 +40,14 @@ class Call:
 
     `agents` > 0 runs it once per agent of an env; `when` names a flag array that must be set for the env.
     `names` redirects parameters: {"observation": "final_observation"} makes a function write somewhere else.
+    Neighbours of the same `together` touch nothing of one another's: a GPU need not wait between them.
     """
 
     function: Any
     agents: int = 0
     when: str = ""
     names: dict[str, str] = field(default_factory=dict)
+    together: str = ""
 
     def parameters(self) -> dict[str, Any]:
         """Parameter name -> Warp type, less the indices."""
@@ -57,12 +67,20 @@ class Parameter:
 
 
 @dataclass(frozen=True)
+class Whole:
+    """An array that every row reads as a whole (a counter, a table): it is not sliced over the threads."""
+
+    tensor: torch.Tensor
+
+
+@dataclass(frozen=True)
 class Program:
-    """A generated kernel and what to launch it with, in order."""
+    """A generated kernel and what to launch it with, in order. On a GPU `threads` > 0 of them share an env."""
 
     kernel: Any
     parameters: tuple[Parameter, ...]
-    agents: int
+    threads: int = 0
+    block: int = 256
 
 
 def is_array(annotation: Any) -> bool:
@@ -88,8 +106,10 @@ def check_call(call: Call, provided: dict[str, Any], owner: str) -> None:
             problem = unknown("array or setting", name, [*provided, "rng"])
             raise ShoalError(f"{owner}.{function.key}: nothing provides the parameter {name!r}. {problem}")
         value = provided[source]
-        if is_array(annotation) != isinstance(value, torch.Tensor):
-            kind = "an array" if isinstance(value, torch.Tensor) else "a setting"
+        if isinstance(value, str):
+            raise ShoalError(f"{owner}.{function.key}: {name!r} is text, which a Warp function cannot read.")
+        if is_array(annotation) != isinstance(value, (torch.Tensor, Whole)):
+            kind = "a setting" if not isinstance(value, (torch.Tensor, Whole)) else "an array"
             raise ShoalError(f"{owner}.{function.key}: {name!r} is {kind}, but it is annotated {annotation}.")
         if is_array(annotation):
             fit_shape(f"{owner}.{function.key}: {name!r}", value, annotation)
@@ -97,15 +117,16 @@ def check_call(call: Call, provided: dict[str, Any], owner: str) -> None:
             raise ShoalError(f"{owner}.{function.key}: {name!r} is {value}, but it is annotated {annotation.__name__}.")
 
 
-def fit_shape(what: str, tensor: torch.Tensor, annotation: Any) -> torch.Tensor:
+def fit_shape(what: str, array: torch.Tensor | Whole, annotation: Any) -> torch.Tensor:
     """The tensor with the number of dimensions that a parameter's type asks for.
 
     A group of one agent may be written without its agent dimension, and a trailing dimension may be a Warp vector.
     """
+    tensor = array.tensor if isinstance(array, Whole) else array
     element = Field(annotation.dtype)
     wanted = annotation.ndim + len(element.inner)
     view = tensor
-    if tensor.ndim == wanted + 1 and tensor.shape[1] == 1:
+    if tensor.ndim == wanted + 1 and tensor.shape[1] == 1 and tensor is array:
         view = tensor.squeeze(1)
     fits = view.ndim == wanted and tuple(view.shape[annotation.ndim :]) == element.inner
     if not fits or element.torch_type != tensor.dtype:
@@ -116,28 +137,20 @@ def fit_shape(what: str, tensor: torch.Tensor, annotation: Any) -> torch.Tensor:
     return view
 
 
-def build(name: str, calls: list[Call], on_cpu: bool) -> list[Program]:
-    """The kernels for a list of calls: one on a CPU; on a GPU, one per run of calls that can share a thread."""
+def build(name: str, calls: list[Call], on_cpu: bool) -> Program:
+    """The kernel for a list of calls that follow one another."""
+    most = max(call.agents for call in calls)
     if on_cpu:
-        return [_generate(f"{name}_cpu", calls, 0, _cpu_body)]
-    programs = []
-    for index, (agents, run) in enumerate(_passes(calls)):
-        programs.append(_generate(f"{name}_cuda{index}", run, agents, _cuda_body))
-    return programs
+        return _generate(f"{name}_cpu", calls, _cpu_body)
+    if len(calls) == 1 and most:
+        return _generate(f"{name}_each", calls, _each_body, threads=most)
+    if most <= AGENTS_PER_THREAD:
+        return _generate(f"{name}_thread", calls, _thread_body)
+    block = min(THREADS_PER_BLOCK, -(-most // 32) * 32)
+    return _generate(f"{name}_block", calls, lambda *given: _block_body(block, *given), threads=block, block=block)
 
 
-def _passes(calls: list[Call]) -> list[tuple[int, list[Call]]]:
-    """Calls per env run together in one thread; a call per agent may read other agents, so it starts a new launch."""
-    passes: list[tuple[int, list[Call]]] = []
-    for call in calls:
-        if call.agents == 0 and passes and passes[-1][0] == 0:
-            passes[-1][1].append(call)
-        else:
-            passes.append((call.agents, [call]))
-    return passes
-
-
-def _generate(name: str, calls: list[Call], agents: int, body: Callable[..., list[str]]) -> Program:
+def _generate(name: str, calls: list[Call], body: Callable[..., list[str]], **shape: int) -> Program:
     parameters: dict[tuple[str, str], tuple[str, Parameter]] = {}
 
     def argument(source: str, annotation: Any) -> str:
@@ -151,8 +164,8 @@ def _generate(name: str, calls: list[Call], agents: int, body: Callable[..., lis
     types = {f"T_{local}": p.annotation for local, p in parameters.values()}
     signature = ", ".join(["count: int", *(f"{local}: T_{local}" for local, _ in parameters.values())])
     source = f"def {name}({signature}):\n" + "\n".join(f"    {line}" for line in lines) + "\n"
-    kernel = _compile(name, source, {"wp": wp, "random_at": random_at, **names, **types})
-    return Program(kernel, tuple(p for _, p in parameters.values()), agents)
+    kernel = _compile(name, source, {"wp": wp, "random_at": random_at, "barrier": barrier, **names, **types})
+    return Program(kernel, tuple(p for _, p in parameters.values()), **shape)
 
 
 def _array_key(annotation: Any) -> str:
@@ -201,15 +214,69 @@ def _guard(when: str, argument: Callable[[str, Any], str]) -> str:
     return f"if {argument(when, wp.array(dtype=wp.bool))}[env]:"
 
 
-def _cuda_body(calls: list[Call], argument: Callable[[str, Any], str]) -> list[str]:
-    lines = ["env, agent = wp.tid()" if calls[0].agents else "env = wp.tid()"]
+@wp.func_native("""
+#if defined(__CUDA_ARCH__)
+__syncthreads();
+#endif
+""")
+def barrier():
+    """All threads of a block meet; what they have written is seen by each other."""
+    ...
+
+
+def _each_body(calls: list[Call], argument: Callable[[str, Any], str]) -> list[str]:
+    """One thread per agent, for a call that stands alone."""
+    lines = ["env, agent = wp.tid()"]
+    if calls[0].when:
+        lines.append(_guard(calls[0].when, argument))
+    return [*lines, ("    " if calls[0].when else "") + _call_text(0, calls[0], argument)]
+
+
+def _thread_body(calls: list[Call], argument: Callable[[str, Any], str]) -> list[str]:
+    """One thread per env: it goes through the agents by itself."""
+    lines = ["env = wp.tid()"]
     for when, run in groupby(enumerate(calls), key=lambda item: item[1].when):
         pad = ""
         if when:
             lines.append(_guard(when, argument))
             pad = "    "
-        lines += [pad + _call_text(i, call, argument) for i, call in run]
+        for i, call in run:
+            lines += _over_agents(pad, call.agents, [_call_text(i, call, argument)])
     return lines
+
+
+def _block_body(block: int, calls: list[Call], argument: Callable[[str, Any], str]) -> list[str]:
+    """One block of threads per env: the first one runs what is per env, all of them share what is per agent."""
+    lines = ["env, lane = wp.tid()"]
+    for when, run in groupby(enumerate(calls), key=lambda item: item[1].when):
+        pad = ""
+        if when:
+            lines.append(_guard(when, argument))
+            pad = "    "
+        for key, part in groupby(run, key=_meeting):
+            if key == "env":
+                lines.append(f"{pad}if lane == 0:")
+                lines += [f"{pad}    {_call_text(i, call, argument)}" for i, call in part]
+            else:
+                for i, call in part:
+                    lines += [f"{pad}agent = int(lane)", f"{pad}while agent < {call.agents}:"]
+                    lines += [f"{pad}    {_call_text(i, call, argument)}", f"{pad}    agent += {block}"]
+            lines.append(f"{pad}barrier()")
+    return lines
+
+
+def _meeting(item: tuple[int, Call]) -> Any:
+    """Neighbouring calls of the same key run without waiting for one another."""
+    index, call = item
+    return "env" if not call.agents else call.together or index
+
+
+def _over_agents(pad: str, agents: int, body: list[str]) -> list[str]:
+    """The body, once or (per agent) in a loop over the agents."""
+    if not agents:
+        return [pad + line for line in body]
+    head = [f"{pad}agent = int(0)", f"{pad}while agent < {agents}:"]
+    return [*head, *(f"{pad}    {line}" for line in body), f"{pad}    agent += 1"]
 
 
 def _cpu_body(calls: list[Call], argument: Callable[[str, Any], str]) -> list[str]:
@@ -228,12 +295,7 @@ def _cpu_body(calls: list[Call], argument: Callable[[str, Any], str]) -> list[st
             else:
                 lines += ["env = int(first)", "while env < last:"]
                 pad = " " * 4
-            if agents:
-                lines += [f"{pad}agent = int(0)", f"{pad}while agent < {agents}:"]
-                lines += [f"{pad}    {_call_text(i, call, argument)}" for i, call in part]
-                lines.append(f"{pad}    agent += 1")
-            else:
-                lines += [pad + _call_text(i, call, argument) for i, call in part]
+            lines += _over_agents(pad, agents, [_call_text(i, call, argument) for i, call in part])
             lines += ["            env += 1", "    group += 8"] if when else ["    env += 1"]
     return lines
 

@@ -4,9 +4,8 @@ import contextlib
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 import warp as wp
 
-from shoal.core.kernels import ENVS_PER_BLOCK, Call, Program, build, fit_shape
+from shoal.core.kernels import ENVS_PER_BLOCK, Call, Program, Whole, build, fit_shape
 from shoal.core.store import warp_view
 from shoal.errors import ShoalError
 
@@ -73,13 +72,6 @@ def torch_stream(device: torch.device) -> Any:
     return _warp_stream(stream.cuda_stream, stream.device.index)
 
 
-@dataclass(frozen=True)
-class Whole:
-    """An array that every row reads as a whole (a counter, a table): it is not sliced over the threads."""
-
-    tensor: torch.Tensor
-
-
 Shares = list[list[Any]]
 """Recorded launches, one list per CPU thread; a thread's launches touch its own envs only."""
 
@@ -109,13 +101,12 @@ class Plan:
         """Append work done with torch on the whole batch."""
         self.steps.append(function)
 
-    def add_programs(self, programs: Iterable[Program], arguments: dict[str, Any]) -> None:
-        """Append generated kernels, bound to arrays and settings by name."""
-        for program in programs:
-            if self.device.type == "cuda":
-                self._add_cuda(program, arguments)
-            else:
-                self._add_cpu(program, arguments)
+    def add_program(self, program: Program, arguments: dict[str, Any]) -> None:
+        """Append a generated kernel, bound to arrays and settings by name."""
+        if self.device.type == "cuda":
+            self._add_cuda(program, arguments)
+        else:
+            self._add_cpu(program, arguments)
 
     def _bind(self, program: Program, arguments: dict[str, Any], rows: slice) -> list[Any]:
         values: list[Any] = [rows.stop - rows.start]
@@ -129,7 +120,7 @@ class Plan:
         return values
 
     def _add_cuda(self, program: Program, arguments: dict[str, Any]) -> None:
-        dim = (self.num_envs, program.agents) if program.agents else self.num_envs
+        dim = (self.num_envs, program.threads) if program.threads else self.num_envs
         inputs = self._bind(program, arguments, slice(0, self.num_envs))
         command = _record(program, dim, inputs, str(self.device))
         self.steps.append(lambda: command.launch(torch_stream(self.device)))
@@ -156,7 +147,7 @@ class Plan:
 def _record(program: Program, dim: Any, inputs: list[Any], device: str) -> Any:
     """A launch with its arguments, to be replayed. Here Warp compiles; what it dislikes is an author's mistake."""
     try:
-        return wp.launch(program.kernel, dim, inputs, device=device, record_cmd=True)
+        return wp.launch(program.kernel, dim, inputs, device=device, record_cmd=True, block_dim=program.block)
     except Exception as error:
         # Warp tells the way from the generated kernel down to the author's line; only the last part is of interest.
         reason = str(error).rpartition("Error while parsing function")[2]
@@ -185,5 +176,5 @@ def bind(name: str, function: Any, device: torch.device, rows: int, arguments: d
     """
     init_warp()
     plan = Plan(device, rows)
-    plan.add_programs(build(name, [Call(function, agents=agents)], device.type == "cpu"), arguments)
+    plan.add_program(build(name, [Call(function, agents=agents)], device.type == "cpu"), arguments)
     return plan

@@ -22,10 +22,14 @@ class Group:
     """The world writes `action_mask` [env, agent, choices]: which choices are allowed now."""
     leaves: bool = False
     """Agents can leave the game before the episode ends: the world writes `alive` [env, agent]."""
+    every: int = 1
+    """The group chooses an action at every so many steps of an episode; in between, its last choice stands."""
 
     def __post_init__(self):
         if self.agents < 1:
             raise ShoalError(f"Group {self.name!r} needs at least one agent per env, got {self.agents}.")
+        if self.every < 1:
+            raise ShoalError(f"Group {self.name!r} must act every 1 or more steps, got every={self.every}.")
         if self.masked and isinstance(self.action, Box):
             raise ShoalError(f"Group {self.name!r} has a Box action, which cannot be masked.")
 
@@ -50,6 +54,10 @@ class GroupOutputs:
     """Whether the agent is in the game (None: always)."""
     action_mask: torch.Tensor | None = None
     """Which choices are allowed for the next action (None: all)."""
+    acting: torch.Tensor | None = None
+    """Whether the agent chooses at the next step; elsewhere its last choice stands (None: at every step)."""
+    final_alive: torch.Tensor | None = None
+    """Whether it was in the game at the end, in envs that have just ended (None: always)."""
 
 
 @dataclass
@@ -82,7 +90,19 @@ class EpisodeStatistics:
 
     episodes: torch.Tensor
     return_sum: dict[str, torch.Tensor]
+    """By group; the return of a group is the mean over its agents."""
     length_sum: torch.Tensor
+    report_sum: dict[str, torch.Tensor]
+    """Sums of the figures that the world reports of an episode, by name."""
+
+
+@dataclass
+class LastEpisode:
+    """The last finished episode of every env."""
+
+    returns: dict[str, torch.Tensor]
+    length: torch.Tensor
+    reports: dict[str, torch.Tensor]
 
 
 class World(ABC):
@@ -123,8 +143,8 @@ class World(ABC):
         """Counts and sums over finished episodes since the start of training, on the device."""
 
     @abstractmethod
-    def last_episode(self) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """Return (by group) and length of the last finished episode of every env."""
+    def last_episode(self) -> LastEpisode:
+        """Returns, length and reports of the last finished episode of every env."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, torch.Tensor]:

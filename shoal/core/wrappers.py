@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from shoal.core.spaces import Box
-from shoal.core.world import EpisodeStatistics, Group, GroupOutputs, Outputs, World
+from shoal.core.world import EpisodeStatistics, Group, GroupOutputs, LastEpisode, Outputs, World
 from shoal.errors import ShoalError
 
 
@@ -74,19 +74,14 @@ class Wrapper(World):
             source = inner.groups[g.name]
             shape = (self.num_envs, g.agents, *g.observation.shape)
             observation = torch.zeros(shape, dtype=g.observation.dtype, device=self.device)
-            groups[g.name] = GroupOutputs(
-                observation=observation,
-                reward=source.reward.clone(),
-                final_observation=observation.clone(),
-                alive=None if source.alive is None else source.alive.clone(),
-                action_mask=None if source.action_mask is None else source.action_mask.clone(),
-            )
+            others = {k: v.clone() for k, v in vars(source).items() if v is not None and "observation" not in k}
+            groups[g.name] = GroupOutputs(observation=observation, final_observation=observation.clone(), **others)
         self._own = Outputs(inner.terminated.clone(), inner.truncated.clone(), groups)
 
     def statistics(self) -> EpisodeStatistics:
         return self.world.statistics()
 
-    def last_episode(self) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    def last_episode(self) -> LastEpisode:
         return self.world.last_episode()
 
     def _buffers(self) -> dict[str, torch.Tensor]:
@@ -159,11 +154,24 @@ class TransformObservation(Wrapper):
         return group if self.space is None else replace(group, observation=self.space)
 
     def _emit(self, inner, out, started, held):
-        _copy(inner, out, observations=False)
+        _copy(inner, out, leave=OBSERVATIONS)
         for name, group in out.groups.items():
             group.observation.copy_(self.function(inner.groups[name].observation))
             if group.final_observation is not None:
                 group.final_observation.copy_(self.function(inner.groups[name].final_observation))
+
+
+class KeepAs(Wrapper):
+    """Float observations kept in a shorter type: half the memory of a rollout, a rounding of 2^-11 or 2^-8."""
+
+    def __init__(self, world: World, dtype: torch.dtype):
+        self.dtype = dtype
+        super().__init__(world)
+
+    def _group(self, group: Group) -> Group:
+        if group.observation.dtype != torch.float32:
+            return group
+        return replace(group, observation=replace(group.observation, dtype=self.dtype))
 
 
 class Apply(Wrapper):
@@ -202,7 +210,7 @@ class FrameStack(Wrapper):
         return self.stacks
 
     def _emit(self, inner, out, started, held):
-        _copy(inner, out, observations=False)
+        _copy(inner, out, leave=OBSERVATIONS)
         for name, group in out.groups.items():
             source, stack = inner.groups[name], self.stacks[name]
             fresh = torch.cat([source.observation] * self.frames, dim=2)
@@ -223,6 +231,11 @@ class ActionRepeat(Wrapper):
     def __init__(self, world: World, times: int):
         if times < 1:
             raise ShoalError(f"ActionRepeat needs at least one repetition, got {times}.")
+        for g in world.groups:
+            if g.every > 1 and g.every % times:
+                raise ShoalError(
+                    f"Group {g.name!r} acts every {g.every} steps, which {times} repetitions do not divide."
+                )
         super().__init__(world)
         self.times = times
 
@@ -288,12 +301,14 @@ class TimeLimit(Wrapper):
         only_cut = cut & ~ended
         for name, group in out.groups.items():
             source = inner.groups[name]
-            if group.final_observation is not None:
-                final = torch.where(_like(only_cut, source.observation), source.observation, source.final_observation)
-                _copy_moved(final, group.final_observation, hold)
+            for item in FINALS:
+                target, now = getattr(group, item), getattr(source, item.removeprefix("final_"))
+                if target is not None:
+                    final = torch.where(_like(only_cut, now), now, getattr(source, item))
+                    _copy_moved(final, target, hold)
         truncated = inner.truncated | cut
         self.world.restart(only_cut)
-        _copy(self.world.outputs, out, finals=False)
+        _copy(self.world.outputs, out, leave=FINALS)
         out.truncated.copy_(truncated)
         self.count.masked_fill_(ended | cut, 0)
         return out
@@ -305,8 +320,8 @@ def _like(flags: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _results(out: Outputs) -> list[torch.Tensor]:
-    """What a step brought, as opposed to what is there now: end flags, rewards, final observations."""
-    groups = [t for g in out.groups.values() for t in (g.reward, g.final_observation) if t is not None]
+    """What a step brought, as opposed to what is there now: end flags, rewards, how an episode ended."""
+    groups = [t for g in out.groups.values() for t in (g.reward, g.final_observation, g.final_alive) if t is not None]
     return [out.terminated, out.truncated, *groups]
 
 
@@ -315,17 +330,15 @@ def _copy_moved(source: torch.Tensor, target: torch.Tensor, held: torch.Tensor |
     target.copy_(source if held is None else torch.where(_like(held, target), target, source))
 
 
-def _copy(inner: Outputs, out: Outputs, observations: bool = True, finals: bool = True) -> None:
+OBSERVATIONS = ("observation", "final_observation")
+FINALS = ("final_observation", "final_alive")
+
+
+def _copy(inner: Outputs, out: Outputs, leave: tuple[str, ...] = ()) -> None:
+    """Show what the inner world shows, less the fields to `leave` out."""
     out.terminated.copy_(inner.terminated)
     out.truncated.copy_(inner.truncated)
     for name, group in out.groups.items():
-        source = inner.groups[name]
-        group.reward.copy_(source.reward)
-        if observations:
-            group.observation.copy_(source.observation)
-            if finals and group.final_observation is not None:
-                group.final_observation.copy_(source.final_observation)
-        if group.alive is not None:
-            group.alive.copy_(source.alive)
-        if group.action_mask is not None:
-            group.action_mask.copy_(source.action_mask)
+        for item, tensor in vars(group).items():
+            if tensor is not None and item not in leave:
+                tensor.copy_(getattr(inner.groups[name], item))

@@ -23,13 +23,11 @@ class A2C(PolicyGradient):
 
     metric_names = ("loss", "policy_gradient_loss", "value_loss", "entropy_loss")
 
-    def _losses_eager(self, pick: torch.Tensor | None) -> dict[str, torch.Tensor]:
-        log_prob, entropy, value, advantage, target, weight = self._evaluate(pick)
-        policy_loss = losses.policy_gradient_loss(log_prob, advantage, weight)
-        value_loss = losses.value_loss(value, target, weight)
-        entropy_loss = -losses.weighted_mean(entropy, weight)
-        loss = policy_loss + self.config.value_weight * value_loss + self.config.entropy * entropy_loss
-        return dict(loss=loss, policy_gradient_loss=policy_loss, value_loss=value_loss, entropy_loss=entropy_loss)
+    def _terms(self, batch, log_prob, value, weight):
+        return dict(
+            policy_gradient_loss=losses.policy_gradient_loss(log_prob, batch.advantage, weight),
+            value_loss=losses.value_loss(value, batch.target, weight),
+        )
 
     def _learn(self) -> None:
-        self._descend(self._losses(None), torch.ones((), device=self.device))
+        self._descend(*self._gradient(None), torch.ones((), device=self.device))

@@ -73,7 +73,6 @@ def explained_variance(value: torch.Tensor, target: torch.Tensor, weight: torch.
     return 1.0 - variance(target - value, weight) / variance(target, weight).clamp(min=1e-8)
 
 
-def normalised(advantage: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
-    """Advantages shifted and scaled to mean 0 and standard deviation 1 over the samples that count."""
-    mean = weighted_mean(advantage, weight)
-    return (advantage - mean) * torch.rsqrt(variance(advantage, weight) + 1e-8)
+def moments(x: torch.Tensor, weight: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and one over the standard deviation, over the samples that count: what advantages are normalised by."""
+    return weighted_mean(x, weight), torch.rsqrt(variance(x, weight) + 1e-8)

@@ -31,13 +31,16 @@ class Adam:
         """Averages the gradient over processes, in place; the one place where that happens."""
         self._apply: Callable = torch.compile(self._apply_eager, dynamic=False) if compiled else self._apply_eager
 
-    def step(self, loss: torch.Tensor, go: torch.Tensor) -> torch.Tensor:
-        """One step down the gradient of `loss`; returns the gradient's norm before clipping."""
+    def gradient(self, loss: torch.Tensor) -> torch.Tensor:
+        """The gradient of `loss` as one vector; those of several parts of a batch add up."""
         gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)
-        flat = torch.cat([g.reshape(-1) for g in gradients])
+        return torch.cat([g.reshape(-1) for g in gradients])
+
+    def step(self, gradient: torch.Tensor, go: torch.Tensor) -> torch.Tensor:
+        """One step down the gradient; returns its norm before clipping."""
         if self.reduce is not None:
-            self.reduce(flat)
-        return self._apply(flat, go)
+            self.reduce(gradient)
+        return self._apply(gradient, go)
 
     @torch.no_grad()
     def _apply_eager(self, gradient: torch.Tensor, go: torch.Tensor) -> torch.Tensor:

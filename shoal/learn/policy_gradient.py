@@ -1,7 +1,10 @@
-"""What A2C and PPO share: values, advantages, one compiled loss, one optimiser, metrics that stay on the device."""
+"""What A2C and PPO share: values, advantages, one compiled loss, one optimiser, metrics that stay on the device.
+
+A batch whose activations would not fit is worked through in passes of equal size; gradients add up over them.
+"""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,6 +15,12 @@ from shoal.learn.optim import Adam
 from shoal.learn.returns import advantage_plan, discounted_plan
 from shoal.learn.rollout import Rollout
 from shoal.policy import ActorCritic, RunningMoments
+
+ACTIVATION_MEMORY = {"cpu": 2**30, "cuda": 2**33}
+"""Bytes that the activations of one pass of an update may take, by kind of device."""
+
+BYTES_PER_ACTIVATION = 12
+"""What a number between two layers costs in an update: itself, what autograd keeps of it, and its gradient."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +47,8 @@ class PolicyGradientConfig:
     """Divide rewards by the running deviation of the discounted return."""
     adam_eps: float = 1e-5
     """Epsilon of Adam."""
+    pass_size: int | None = None
+    """Samples that an update works on at once; gradients add up (none: what fits in a few GiB)."""
 
     def __post_init__(self):
         check_settings(self)
@@ -46,9 +57,35 @@ class PolicyGradientConfig:
         _require("gamma", self.gamma, 0 <= self.gamma <= 1, "between 0 and 1")
         _require("lam", self.lam, 0 <= self.lam <= 1, "between 0 and 1")
         _require("clip-norm", self.clip_norm, self.clip_norm > 0, "above 0")
+        _require("pass-size", self.pass_size, self.pass_size is None or self.pass_size > 0, "above 0")
 
     def check_samples(self, samples: int) -> None:
         """Refuse a rollout of a size that this learner cannot use."""
+
+
+class Batch(NamedTuple):
+    """A rollout with one row per sample, or a part of one."""
+
+    observation: torch.Tensor
+    action: torch.Tensor
+    log_prob: torch.Tensor
+    value: torch.Tensor
+    advantage: torch.Tensor
+    target: torch.Tensor
+    mask: torch.Tensor | None
+    counts: torch.Tensor | None
+    """Whether the sample was an agent's own choice, in the game (None: all were)."""
+
+    def part(self, rows: Any) -> "Batch":
+        return Batch(*(None if tensor is None else tensor[rows] for tensor in self))
+
+
+class Totals(NamedTuple):
+    """What a part of a mini-batch must know of all of it, to add up to the same loss."""
+
+    samples: torch.Tensor
+    mean: torch.Tensor
+    scale: torch.Tensor
 
 
 class PolicyGradient:
@@ -95,11 +132,22 @@ class PolicyGradient:
         )
 
         # Flat views of the rollout, one row per sample.
-        self._observations = rollout.observation[:-1].flatten(0, 2)
-        self._actions = rollout.action.flatten(0, 2)
-        self._old_log_probs = rollout.log_prob.flatten()
-        self._masks = None if rollout.action_mask is None else rollout.action_mask[:-1].flatten(0, 2)
+        own_choice = [t[:-1].flatten() for t in (rollout.alive, rollout.acting) if t is not None]
+        self._choices = own_choice
+        self._counts = None if not own_choice else own_choice[0] if len(own_choice) == 1 else own_choice[0].clone()
         self._alive = None if rollout.alive is None else rollout.alive[:-1].flatten()
+        self._batch = Batch(
+            observation=rollout.observation[:-1].flatten(0, 2),
+            action=rollout.action.flatten(0, 2),
+            log_prob=rollout.log_prob.flatten(),
+            value=self.value[:-1].flatten(),
+            advantage=self.advantage.flatten(),
+            target=self.target.flatten(),
+            mask=None if rollout.action_mask is None else rollout.action_mask[:-1].flatten(0, 2),
+            counts=self._counts,
+        )
+        limit = ACTIVATION_MEMORY[self.device.type] // (BYTES_PER_ACTIVATION * policy.activations())
+        self.pass_size = config.pass_size or max(1, limit)
 
         names = (*self.metric_names, "gradient_norm", "explained_variance")
         self.metrics = {name: torch.zeros((), device=self.device) for name in names}
@@ -107,6 +155,8 @@ class PolicyGradient:
         wrap = (lambda f: torch.compile(f, dynamic=False)) if compiled else (lambda f: f)
         self._value_of = wrap(self._value_eager)
         self._losses = wrap(self._losses_eager)
+        self._whole_of = wrap(self._whole_eager)
+        self._explained = wrap(losses.explained_variance)
 
     # --- one update ------------------------------------------------------------------------------------------------
 
@@ -116,53 +166,114 @@ class PolicyGradient:
         self._learn()
         if self.policy.normalise:
             # After learning: the rollout was made, and must be learnt from, with one and the same normalisation.
-            self.policy.moments.merge(self._observations, self._alive)
+            for rows in self._passes(self.rollout.samples):
+                part = self._batch.part(rows)
+                self.policy.moments.merge(part.observation, part.counts)
         self.updates.add_(1)
 
     def _prepare(self) -> None:
-        """Values of all observations in one pass, then advantages and targets."""
+        """Values of all observations, then advantages and targets."""
         with torch.no_grad():
+            if self._counts is not None and len(self._choices) > 1:
+                torch.logical_and(*self._choices, out=self._counts)
             if self._discounted is not None:
                 self._discounted()
                 self.reward_moments.merge(self.advantage.flatten(), self._alive)
                 self.reward_scale.copy_(self.reward_moments.scale().view(1))
-            self._value_of(self.rollout.observation, self.value)
-            self._value_eager(self.rollout.final_observation, self.final_value)  # few rows: not worth compiling for
+            self._values()
             self._advantages()
-            weight = None if self._alive is None else self._alive.float()
-            spread = losses.explained_variance(self.value[:-1].flatten(), self.target.flatten(), weight)
+            weight = None if self._counts is None else self._counts.float()
+            spread = self._explained(self._batch.value, self._batch.target, weight)
             self.metrics["explained_variance"].add_(spread)
+
+    def _values(self) -> None:
+        """Values of all observations, in few large passes."""
+        seen, out = self.rollout.observation, self.value
+        passes = self._passes(self.rollout.samples)
+        if len(passes) == 1:
+            self._value_of(seen.flatten(0, 2), out.view(-1))
+        else:
+            for rows in passes:
+                self._value_of(self._batch.observation[rows], self._batch.value[rows])
+            self._value_eager(seen[-1].flatten(0, 1), out[-1].view(-1))
+        final = self.rollout.final_observation.flatten(0, 2)
+        for rows in self._passes(final.shape[0]):
+            self._value_eager(final[rows], self.final_value.view(-1)[rows])  # few rows: not worth compiling for
+
+    def _passes(self, samples: int) -> list[slice]:
+        """Rows of a batch in passes that fit in memory, of equal size where that is possible."""
+        count = -(-samples // self.pass_size)
+        while samples % count and count < 4 * -(-samples // self.pass_size):
+            count += 1
+        size = -(-samples // count)
+        return [slice(start, min(start + size, samples)) for start in range(0, samples, size)]
 
     def _learn(self) -> None:
         raise ShoalError("PolicyGradient is the base of A2C and PPO; use one of them.")
 
     def _value_eager(self, observation: torch.Tensor, out: torch.Tensor) -> None:
         with self._precision():
-            out.copy_(self.policy.value(observation.flatten(0, 2)).view_as(out))
+            out.copy_(self.policy.value(observation))
 
-    def _losses_eager(self, pick: torch.Tensor | None) -> dict[str, torch.Tensor]:
-        """The loss and what is reported of it, over the samples `pick` (None: all)."""
+    def _gradient(self, pick: torch.Tensor | None) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """The losses over the samples `pick` (None: all) and the gradient of found["loss"]."""
+        passes = self._passes(self.rollout.samples if pick is None else pick.shape[0])
+        if len(passes) == 1:
+            found = self._losses(self._batch, pick, None)
+            return found, self.adam.gradient(found["loss"])
+        with torch.no_grad():
+            whole = self._whole_of(self._batch.advantage, self._counts, pick)
+        total: dict[str, torch.Tensor] = {}
+        gradient = torch.zeros_like(self.adam.flat)
+        for rows in passes:
+            batch = self._batch.part(rows) if pick is None else self._batch
+            found = self._losses(batch, None if pick is None else pick[rows], whole)
+            gradient += self.adam.gradient(found["loss"])
+            for name, value in found.items():
+                total[name] = total.get(name, 0.0) + value.detach()
+        return total, gradient
+
+    def _whole_eager(self, advantage: torch.Tensor, counts: torch.Tensor | None, pick: torch.Tensor | None) -> Totals:
+        advantage = advantage if pick is None else advantage[pick]
+        weight = None if counts is None else (counts if pick is None else counts[pick]).float()
+        samples = torch.full_like(advantage[0], advantage.shape[0]) if weight is None else weight.sum()
+        return Totals(samples, *losses.moments(advantage, weight))
+
+    def _losses_eager(self, batch: Batch, pick: torch.Tensor | None, whole: Totals | None) -> dict[str, torch.Tensor]:
+        """The loss and what is reported of it, over the rows `pick` of a batch (None: all).
+
+        With `whole`, they are a part of a larger mini-batch: what is returned adds up to the means over all of it.
+        """
+        batch = batch if pick is None else batch.part(pick)
+        weight = None if batch.counts is None else batch.counts.float()
+        with self._precision():
+            params, value = self.policy.distribution_and_value(batch.observation, batch.mask)
+        log_prob, entropy = self.policy.head.log_prob_and_entropy(params, batch.action)
+        if self.config.normalise_advantage:
+            mean, scale = losses.moments(batch.advantage, weight) if whole is None else (whole.mean, whole.scale)
+            batch = batch._replace(advantage=(batch.advantage - mean) * scale)
+        found = self._terms(batch, log_prob, value, weight)
+        found["entropy_loss"] = -losses.weighted_mean(entropy, weight)
+        found["loss"] = (
+            found["policy_gradient_loss"]
+            + self.config.value_weight * found["value_loss"]
+            + self.config.entropy * found["entropy_loss"]
+        )
+        if whole is None:
+            return found
+        here = value.shape[0] if weight is None else weight.sum()
+        share = here / whole.samples.clamp(min=1.0)
+        return {name: term * share for name, term in found.items()}
+
+    def _terms(
+        self, batch: Batch, log_prob: torch.Tensor, value: torch.Tensor, weight: torch.Tensor | None
+    ) -> dict[str, torch.Tensor]:
+        """A learner's own losses: `policy_gradient_loss`, `value_loss` and what else it reports."""
         raise ShoalError("PolicyGradient is the base of A2C and PPO; use one of them.")
 
-    def _evaluate(self, pick: torch.Tensor | None) -> tuple[Any, ...]:
-        """Log-probability, entropy, value, advantage and target of the samples `pick`, and their weights."""
-
-        def rows(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor if pick is None else tensor[pick]
-
-        weight = None if self._alive is None else rows(self._alive).float()
-        mask = None if self._masks is None else rows(self._masks)
-        with self._precision():
-            params, value = self.policy.distribution_and_value(rows(self._observations), mask)
-        log_prob, entropy = self.policy.head.log_prob_and_entropy(params, rows(self._actions))
-        advantage = rows(self.advantage.flatten())
-        if self.config.normalise_advantage:
-            advantage = losses.normalised(advantage, weight)
-        return log_prob, entropy, value, advantage, rows(self.target.flatten()), weight
-
-    def _descend(self, found: dict[str, torch.Tensor], go: torch.Tensor) -> None:
-        """Step down found["loss"], unless `go` is 0, and add the rest to the metrics."""
-        norm = self.adam.step(found["loss"], go)
+    def _descend(self, found: dict[str, torch.Tensor], gradient: torch.Tensor, go: torch.Tensor) -> None:
+        """Step down the gradient, unless `go` is 0, and add what was found to the metrics."""
+        norm = self.adam.step(gradient, go)
         with torch.no_grad():
             for name in self.metric_names:
                 self.metrics[name].add_(found[name].detach())
@@ -191,18 +302,23 @@ class PolicyGradient:
         self.metric_count.zero_()
         return means
 
+    @property
+    def nbytes(self) -> int:
+        """Memory that grows with the number of envs."""
+        own = (self.value, self.final_value, self.advantage, self.target, self.reward_carry)
+        weights = 0 if self._counts is None else self._counts.nbytes * (len(self._choices) > 1)
+        return sum(t.nbytes for t in own) + weights
+
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Everything the next update depends on, the policy included."""
-        state = {f"policy.{k}": v for k, v in self.policy.state_dict().items()}
-        state.update({f"adam.{k}": v for k, v in self.adam.state_dict().items()})
+        """Everything the next update depends on, besides the policy."""
+        state = {f"adam.{k}": v for k, v in self.adam.state_dict().items()}
         state.update({f"reward_moments.{k}": v for k, v in self.reward_moments.state_dict().items()})
         state["reward_carry"] = self.reward_carry
         state["updates"] = self.updates
         return state
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        own = self.state_dict()
-        for name, tensor in own.items():
+        for name, tensor in self.state_dict().items():
             tensor.copy_(state[name])
         self._updates_read = int(self.updates)
 

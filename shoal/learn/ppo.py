@@ -52,30 +52,25 @@ class PPO(PolicyGradient):
         self.order = torch.zeros(rollout.samples, dtype=torch.int32, device=self.device)
         self._shuffles = [order_plan(self.order, seed, epoch, self.updates) for epoch in range(config.epochs)]
 
-    def _losses_eager(self, pick: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    def _terms(self, batch, log_prob, value, weight):
         c = self.config
-        log_prob, entropy, value, advantage, target, weight = self._evaluate(pick)
-        old_log_prob = self._old_log_probs if pick is None else self._old_log_probs[pick]
-        policy_loss = losses.clipped_policy_loss(log_prob, old_log_prob, advantage, c.clip, weight)
         if c.clip_value is None:
-            value_loss = losses.value_loss(value, target, weight)
+            value_loss = losses.value_loss(value, batch.target, weight)
         else:
-            old_value = self.value[:-1].flatten()
-            old_value = old_value if pick is None else old_value[pick]
-            value_loss = losses.clipped_value_loss(value, old_value, target, c.clip_value, weight)
-        entropy_loss = -losses.weighted_mean(entropy, weight)
-        loss = policy_loss + c.value_weight * value_loss + c.entropy * entropy_loss
+            value_loss = losses.clipped_value_loss(value, batch.value, batch.target, c.clip_value, weight)
         with torch.no_grad():
-            kl = losses.approximate_kl(log_prob, old_log_prob, weight)
-            clipped = losses.clip_fraction(log_prob, old_log_prob, c.clip, weight)
+            kl = losses.approximate_kl(log_prob, batch.log_prob, weight)
+            clipped = losses.clip_fraction(log_prob, batch.log_prob, c.clip, weight)
         return dict(
-            loss=loss,
-            policy_gradient_loss=policy_loss,
+            policy_gradient_loss=losses.clipped_policy_loss(log_prob, batch.log_prob, batch.advantage, c.clip, weight),
             value_loss=value_loss,
-            entropy_loss=entropy_loss,
             approx_kl=kl,
             clip_fraction=clipped,
         )
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + self.order.nbytes
 
     def _learn(self) -> None:
         go = torch.ones((), device=self.device)
@@ -83,9 +78,9 @@ class PPO(PolicyGradient):
         for shuffle in self._shuffles:
             shuffle()
             for pick in self.order.split(size):
-                found = self._losses(pick)
+                found, gradient = self._gradient(pick)
                 if self.config.target_kl is not None:
                     # A flag on the device instead of a branch: the steps that follow change nothing.
                     # One that is not a number goes on to the check of the gradient, which notices it.
                     go = torch.where(found["approx_kl"] > self.config.target_kl, 0.0, go)
-                self._descend(found, go)
+                self._descend(found, gradient, go)

@@ -3,7 +3,8 @@
 import torch
 import warp as wp
 
-from shoal.core.launch import Plan, Whole, bind
+from shoal.core.kernels import Whole
+from shoal.core.launch import Plan, bind
 from shoal.learn.rollout import Rollout
 
 ALWAYS = torch.ones(1, 1, 1, dtype=torch.bool)
@@ -22,45 +23,53 @@ def generalised_advantage(
     terminated: wp.array2d[wp.bool],
     truncated: wp.array2d[wp.bool],
     alive: wp.array3d[wp.bool],
+    final_alive: wp.array3d[wp.bool],
+    acting: wp.array3d[wp.bool],
     advantage: wp.array3d[float],
     target: wp.array3d[float],
 ):
-    """A_t = d_t + gamma lam A_{t+1},  d_t = r_t + gamma V(s_{t+1}) - V(s_t)   (Schulman et al. 2016).
+    """A_t = r_t + gamma (V(s_{t+1}) + lam A_{t+1}) - V(s_t)   (Schulman et al. 2016).
 
-    The sum stops at the end of an episode. There V(s_{t+1}) is 0 if it terminated, the value of the real final
-    observation if it was truncated. An agent that leaves the game has terminated, whatever the others do; one that
-    leaves in the very step that truncates its env counts as truncated, since its flag is the next episode's by then.
+    At the end of an episode the bracket is 0 if it terminated, the value of the real final observation if it was
+    truncated. An agent that leaves the game has terminated, whatever the others do. Where an agent does not choose,
+    the rewards up to its next choice add up, discounted: one decision, one advantage.
     """
     steps = reward.shape[1]
     scale = reward_scale[0]
     can_leave = alive.shape[1] > 1
+    can_wait = acting.shape[1] > 1
     slot = int(0)
     for t in range(steps):
         if truncated[env, t] and not terminated[env, t]:
             slot += 1
-    following = float(0.0)
+    tail = value[env, steps, agent]  # what the future after row t is worth
     for back in range(steps):
         t = steps - 1 - back
-        next_value = value[env, t + 1, agent]
-        going_on = float(1.0)
         if terminated[env, t]:
-            next_value = 0.0
-            going_on = 0.0
+            tail = 0.0
         elif truncated[env, t]:
             slot -= 1
-            next_value = final_value[env, slot, agent]
-            going_on = 0.0
+            tail = final_value[env, slot, agent]
+            if can_leave:
+                if not final_alive[env, slot, agent]:
+                    tail = 0.0
         elif can_leave:
             if not alive[env, t + 1, agent]:
-                next_value = 0.0
-                going_on = 0.0
+                tail = 0.0
         v = value[env, t, agent]
-        following = scale * reward[env, t, agent] + gamma * next_value - v + gamma * lam * going_on * following
+        tail = scale * reward[env, t, agent] + gamma * tail
+        gain = tail - v
+        chooses = bool(True)
         if can_leave:
-            if not alive[env, t, agent]:
-                following = 0.0
-        advantage[env, t, agent] = following
-        target[env, t, agent] = following + v
+            chooses = alive[env, t, agent]
+        if can_wait:
+            chooses = chooses and acting[env, t, agent]
+        if chooses:
+            tail = v + lam * gain
+        else:
+            gain = 0.0
+        advantage[env, t, agent] = gain
+        target[env, t, agent] = gain + v
 
 
 @wp.func
@@ -101,9 +110,7 @@ def advantage_plan(
 ) -> Plan:
     """Fills `advantage` and `target` [T, N, A] from a rollout and its values ([T + 1, N, A], final: [K, N, A])."""
     envs, agents = rollout.reward.shape[1:]
-    alive = rollout.alive
-    if alive is None:
-        alive = ALWAYS.to(value.device).expand(1, envs, agents).contiguous()
+    always = ALWAYS.to(value.device).expand(1, envs, agents).contiguous()
     arguments = dict(
         gamma=gamma,
         lam=lam,
@@ -113,7 +120,9 @@ def advantage_plan(
         final_value=_by_env(final_value),
         terminated=_by_env(rollout.terminated),
         truncated=_by_env(rollout.truncated),
-        alive=_by_env(alive),
+        alive=_by_env(always if rollout.alive is None else rollout.alive),
+        final_alive=_by_env(always if rollout.final_alive is None else rollout.final_alive),
+        acting=_by_env(always if rollout.acting is None else rollout.acting),
         advantage=_by_env(advantage),
         target=_by_env(target),
     )

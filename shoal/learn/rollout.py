@@ -1,4 +1,4 @@
-"""A rollout: `[T, N, A]` experience of one group (time, env, agent), allocated once and written in place."""
+"""A rollout: `[T, N, A]` experience of one policy (time, env, agent), allocated once and written in place."""
 
 from dataclasses import dataclass
 
@@ -30,8 +30,12 @@ class Rollout:
     """[K, N, A, *shape]: the final observations of the k-th truncated episode of each env in this rollout."""
     alive: torch.Tensor | None
     """[T + 1, N, A]: whether the agent was in the game when it acted (None: always)."""
+    final_alive: torch.Tensor | None
+    """[K, N, A]: whether it was still in the game at those ends (None: always)."""
     action_mask: torch.Tensor | None
     """[T + 1, N, A, choices]: what was allowed (None: everything)."""
+    acting: torch.Tensor | None
+    """[T + 1, N, A]: whether the action was the agent's choice, or an earlier one still stood (None: always)."""
     version: torch.Tensor
     """[1]: how many updates the policy that acted had seen."""
 
@@ -48,25 +52,36 @@ class Rollout:
         return sum(t.nbytes for t in vars(self).values() if t is not None)
 
 
-def allocate(group: Group, steps: int, num_envs: int, truncations: int, device: torch.device) -> Rollout:
-    """Memory for `steps` steps, with room for `truncations` truncated episodes per env."""
-    batch = (num_envs, group.agents)
-    see = group.observation
+CARRIED = ("observation", "alive", "action_mask", "acting")
+"""Fields with a row more than the rest: the last row of one rollout is the first of the next."""
+
+
+def allocate(groups: list[Group], steps: int, num_envs: int, truncations: int, device: torch.device) -> Rollout:
+    """Memory for `steps` steps of the groups that one policy acts for, their agents one after the other.
+
+    There is room for `truncations` truncated episodes per env.
+    """
+    batch = (num_envs, sum(g.agents for g in groups))
+    see, act = groups[0].observation, groups[0].action
 
     def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
 
+    def ones(wanted: bool, *shape: int) -> torch.Tensor | None:
+        return torch.ones(shape, dtype=torch.bool, device=device) if wanted else None
+
+    leaves = any(g.leaves for g in groups)
     return Rollout(
         observation=zeros(steps + 1, *batch, *see.shape, dtype=see.dtype),
-        action=zeros(steps, *batch, *group.action.shape, dtype=group.action.dtype),
+        action=zeros(steps, *batch, *act.shape, dtype=act.dtype),
         log_prob=zeros(steps, *batch),
         reward=zeros(steps, *batch),
         terminated=zeros(steps, num_envs, dtype=torch.bool),
         truncated=zeros(steps, num_envs, dtype=torch.bool),
         final_observation=zeros(truncations, *batch, *see.shape, dtype=see.dtype),
-        alive=torch.ones(steps + 1, *batch, dtype=torch.bool, device=device) if group.leaves else None,
-        action_mask=torch.ones(steps + 1, *batch, group.choices, dtype=torch.bool, device=device)
-        if group.masked
-        else None,
+        alive=ones(leaves, steps + 1, *batch),
+        final_alive=ones(leaves, truncations, *batch),
+        action_mask=ones(any(g.masked for g in groups), steps + 1, *batch, groups[0].choices),
+        acting=ones(any(g.every > 1 for g in groups), steps + 1, *batch),
         version=zeros(1, dtype=torch.int32),
     )

@@ -3,7 +3,8 @@
 import torch
 import warp as wp
 
-from shoal.core.launch import Plan, Whole, bind
+from shoal.core.kernels import Whole
+from shoal.core.launch import Plan, bind
 
 
 @wp.func

@@ -50,6 +50,18 @@ class ActorCritic(nn.Module):
         others = features if self.value_torso is self.policy_torso else self.value_torso(seen)
         return self.head(features, mask), self.value_head(others).float().squeeze(-1)
 
+    def activations(self) -> int:
+        """Numbers that one sample leaves behind on its way through: what an update has to keep."""
+        counted = [0]
+        modules = [m for m in self.modules() if not list(m.children())]
+        hooks = [m.register_forward_hook(lambda *given: counted.append(given[-1].numel())) for m in modules]
+        with torch.no_grad():
+            weight = next(self.parameters())
+            self.distribution_and_value(torch.zeros(1, *self.moments.mean.shape, device=weight.device))
+        for hook in hooks:
+            hook.remove()
+        return sum(counted)
+
 
 def _features(torso: nn.Module, shape: tuple[int, ...]) -> int:
     """The width of a torso's output, found by showing it one observation."""

@@ -13,7 +13,8 @@ import torch
 import warp as wp
 
 from shoal.core.graph import WARM_UP_CALLS, Graphed
-from shoal.core.launch import Plan, Whole, bind, cpu_threads
+from shoal.core.kernels import Whole
+from shoal.core.launch import Plan, bind, cpu_threads
 from shoal.core.random import philox, unit_float, vec4u
 from shoal.core.spaces import Box, Discrete
 from shoal.core.world import World

@@ -3,102 +3,119 @@
 import torch
 import warp as wp
 
-from shoal.core.launch import Plan, Whole, bind
+from shoal.core.kernels import Whole
+from shoal.core.launch import Plan, bind
 from shoal.core.random import ACTION_STREAM, philox, unit_float, unit_normal, vec4u
-from shoal.core.world import GroupOutputs, Outputs, World
-from shoal.learn.rollout import Rollout, allocate
+from shoal.core.world import Group, GroupOutputs, Outputs, World
+from shoal.learn.rollout import CARRIED, allocate
 from shoal.policy import ActorCritic
 
 STREAM = wp.constant(wp.uint32(ACTION_STREAM))
 
 
 @wp.func
-def uniform_noise(env: int, seed: int, env_id: wp.array[int], counter: wp.array[int], noise: wp.array3d[float]):
-    """Numbers in [0, 1) for every step of a rollout, keyed by (seed, env, rollout, step, part of the action)."""
-    for part in range(noise.shape[2]):
-        for block in range((noise.shape[1] + 3) // 4):
-            place = vec4u(wp.uint32(env_id[env]), wp.uint32(counter[0]), wp.uint32(block), STREAM + wp.uint32(part))
-            words = philox(place, wp.uint64(seed))
-            for k in range(4):
-                t = block * 4 + k
-                if t < noise.shape[1]:
-                    noise[env, t, part] = unit_float(words[k])
+def uniform_noise(
+    env: int, agent: int, seed: int, env_id: wp.array[int], counter: wp.array[int], noise: wp.array3d[float]
+):
+    """Numbers in [0, 1) for every step of a rollout, keyed by (seed, env, rollout, step, part of the actions)."""
+    for block in range((noise.shape[1] + 3) // 4):
+        place = vec4u(wp.uint32(env_id[env]), wp.uint32(counter[0]), wp.uint32(block), STREAM + wp.uint32(agent))
+        words = philox(place, wp.uint64(seed))
+        for k in range(4):
+            t = block * 4 + k
+            if t < noise.shape[1]:
+                noise[env, t, agent] = unit_float(words[k])
 
 
 @wp.func
-def normal_noise(env: int, seed: int, env_id: wp.array[int], counter: wp.array[int], noise: wp.array3d[float]):
+def normal_noise(
+    env: int, agent: int, seed: int, env_id: wp.array[int], counter: wp.array[int], noise: wp.array3d[float]
+):
     """The same for standard normal numbers, two from each draw."""
-    for part in range(noise.shape[2]):
-        for block in range((noise.shape[1] + 1) // 2):
-            place = vec4u(wp.uint32(env_id[env]), wp.uint32(counter[0]), wp.uint32(block), STREAM + wp.uint32(part))
-            words = philox(place, wp.uint64(seed))
-            for k in range(2):
-                t = block * 2 + k
-                if t < noise.shape[1]:
-                    noise[env, t, part] = unit_normal(words[2 * k], words[2 * k + 1])
+    for block in range((noise.shape[1] + 1) // 2):
+        place = vec4u(wp.uint32(env_id[env]), wp.uint32(counter[0]), wp.uint32(block), STREAM + wp.uint32(agent))
+        words = philox(place, wp.uint64(seed))
+        for k in range(2):
+            t = block * 2 + k
+            if t < noise.shape[1]:
+                noise[env, t, agent] = unit_normal(words[2 * k], words[2 * k + 1])
 
 
 def noise_plan(noise: torch.Tensor, gaussian: bool, seed: int, env_id: torch.Tensor, counter: torch.Tensor) -> Plan:
     """Fills `noise` [T, N, parts] for the rollout that `counter` [1] numbers."""
     function = normal_noise if gaussian else uniform_noise
     arguments = dict(seed=seed, env_id=env_id, counter=Whole(counter), noise=noise.transpose(0, 1))
-    return bind("noise", function, noise.device, noise.shape[1], arguments)
+    return bind("noise", function, noise.device, noise.shape[1], arguments, agents=noise.shape[2])
 
 
 def action_noise(
     world: World,
-    policies: dict[str, ActorCritic],
+    actors: dict[str, tuple[ActorCritic, int]],
     steps: int,
     seed: int,
     counter: torch.Tensor,
     first_env: int = 0,
 ) -> tuple[dict[str, torch.Tensor], list[Plan]]:
-    """What the groups' heads draw their actions from, [T, N * A, width] each, and the plans that fill it anew."""
+    """What policies draw the actions of so many agents from, [T, N * A, width] each, and plans that fill it anew."""
     envs, device = world.num_envs, world.device
     env_id = torch.arange(first_env, first_env + envs, dtype=torch.int32, device=device)
     noises, plans = {}, []
-    for index, g in enumerate(world.groups):
-        head = policies[g.name].head
-        noise = torch.zeros(steps, envs, g.agents * head.noise_width, device=device)
-        plans.append(noise_plan(noise, head.gaussian_noise, group_seed(seed, index), env_id, counter))
-        noises[g.name] = noise.view(steps, envs * g.agents, head.noise_width)
+    for index, (name, (policy, agents)) in enumerate(actors.items()):
+        head = policy.head
+        noise = torch.zeros(steps, envs, agents * head.noise_width, device=device)
+        plans.append(noise_plan(noise, head.gaussian_noise, actor_seed(seed, index), env_id, counter))
+        noises[name] = noise.view(steps, envs * agents, head.noise_width)
     return noises, plans
 
 
 @wp.func
 def keep_words(
     env: int,
+    agent: int,
     terminated: wp.array[wp.bool],
     truncated: wp.array[wp.bool],
-    final: wp.array2d[int],
+    final: wp.array3d[int],
     used: wp.array[int],
-    kept: wp.array3d[int],
+    used_next: wp.array[int],
+    kept: wp.array4d[int],
 ):
-    """Put the final observation of an env that was cut off in this step into its next free slot."""
-    if truncated[env] and not terminated[env] and used[env] < kept.shape[1]:
-        for i in range(final.shape[1]):
-            kept[env, used[env], i] = final[env, i]
-        used[env] = used[env] + 1
+    """Put what an agent of an env that was cut off in this step saw last into the env's next free slot."""
+    slot = used[env]
+    cut = truncated[env] and not terminated[env] and slot < kept.shape[1]
+    if cut:
+        for i in range(final.shape[2]):
+            kept[env, slot, agent, i] = final[env, agent, i]
+    if agent == 0:
+        used_next[env] = wp.where(cut, slot + 1, slot)
 
 
 @wp.func
 def keep_bytes(
     env: int,
+    agent: int,
     terminated: wp.array[wp.bool],
     truncated: wp.array[wp.bool],
-    final: wp.array2d[wp.uint8],
+    final: wp.array3d[wp.uint8],
     used: wp.array[int],
-    kept: wp.array3d[wp.uint8],
+    used_next: wp.array[int],
+    kept: wp.array4d[wp.uint8],
 ):
-    """The same for observations whose size is no multiple of four bytes."""
-    if truncated[env] and not terminated[env] and used[env] < kept.shape[1]:
-        for i in range(final.shape[1]):
-            kept[env, used[env], i] = final[env, i]
-        used[env] = used[env] + 1
+    """The same for what is no multiple of four bytes long."""
+    slot = used[env]
+    cut = truncated[env] and not terminated[env] and slot < kept.shape[1]
+    if cut:
+        for i in range(final.shape[2]):
+            kept[env, slot, agent, i] = final[env, agent, i]
+    if agent == 0:
+        used_next[env] = wp.where(cut, slot + 1, slot)
+
+
+Teams = dict[str, list[Group]]
+"""Name of a policy -> the groups it acts for. Their agents stand one after the other in its rollout."""
 
 
 class Collector:
-    """Fills one rollout per group, `steps` steps of all envs at a time."""
+    """Fills one rollout per policy, `steps` steps of all envs at a time."""
 
     def __init__(
         self,
@@ -106,22 +123,25 @@ class Collector:
         policies: dict[str, ActorCritic],
         steps: int,
         seed: int,
+        teams: Teams | None = None,
         first_env: int = 0,
         compiled: bool = False,
         bf16: bool = False,
     ):
         self.world, self.policies, self.steps, self.bf16 = world, policies, steps, bf16
+        teams = teams or {g.name: [g] for g in world.groups}
         device, envs = world.device, world.num_envs
-        limit = world.time_limit
-        truncations = steps if limit is None else -(-steps // limit)
-        self.rollouts: dict[str, Rollout] = {
-            g.name: allocate(g, steps, envs, truncations, device) for g in world.groups
-        }
+        room = truncations(world.time_limit, steps)
+        self.rollouts = {name: allocate(groups, steps, envs, room, device) for name, groups in teams.items()}
         self.counter = torch.zeros(1, dtype=torch.int32, device=device)
         """Rollouts made so far."""
-        self._used = {g.name: torch.zeros(envs, dtype=torch.int32, device=device) for g in world.groups}
-        self._final = {g.name: torch.zeros_like(self.rollouts[g.name].observation[0]) for g in world.groups}
-        self._noise, self._plans = action_noise(world, policies, steps, seed, self.counter, first_env)
+        self._slots = {name: _slots(groups) for name, groups in teams.items()}
+        # Slots used so far: a step reads one row and writes the other, so that agents need not wait for one another.
+        self._used = {name: torch.zeros(2, envs, dtype=torch.int32, device=device) for name in teams}
+        self._final = {name: torch.zeros_like(r.observation[0]) for name, r in self.rollouts.items()}
+        self._final_alive = {n: torch.ones_like(r.alive[0]) for n, r in self.rollouts.items() if r.alive is not None}
+        actors = {name: (policies[name], sum(g.agents for g in groups)) for name, groups in teams.items()}
+        self._noise, self._plans = action_noise(world, actors, steps, seed, self.counter, first_env)
         # Box actions are scaled and clipped for the world; choices are read by it where the rollout keeps them.
         self._world_action = {
             name: torch.zeros_like(self.rollouts[name].action[0])
@@ -132,8 +152,16 @@ class Collector:
         for other in others:  # episodes end for all groups at once
             other.terminated, other.truncated = first.terminated, first.truncated
         self._rows = [self._row(t) for t in range(steps)]
-        self._keep = [[self._keep_plan(name, t) for name in self.rollouts] for t in range(steps)]
+        self._keep = [[plan for name in self.rollouts for plan in self._keep_plans(name, t)] for t in range(steps)]
         self._act = torch.compile(self._act_eager, dynamic=False) if compiled else self._act_eager
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that grows with the number of envs."""
+        own = [*self._used.values(), *self._final.values(), *self._final_alive.values(), *self._noise.values()]
+        shared = sum(r.terminated.nbytes + r.truncated.nbytes for r in list(self.rollouts.values())[1:])
+        rollouts = sum(r.nbytes for r in self.rollouts.values()) - shared
+        return rollouts + sum(t.nbytes for t in [*own, *self._world_action.values()])
 
     def start(self, seed: int, first_env: int = 0) -> None:
         """Reset the world and put its first observations where the first rollout begins."""
@@ -142,13 +170,12 @@ class Collector:
 
     def show_current(self) -> None:
         """Copy the world's present outputs to the last row, from where the next rollout takes them."""
-        for name, out in self.world.outputs.groups.items():
-            rollout = self.rollouts[name]
-            rollout.observation[-1].copy_(out.observation)
-            if rollout.alive is not None:
-                rollout.alive[-1].copy_(out.alive)
-            if rollout.action_mask is not None:
-                rollout.action_mask[-1].copy_(out.action_mask)
+        for name, slots in self._slots.items():
+            for group, place in slots.items():
+                out = self.world.outputs.groups[group]
+                for item in CARRIED:
+                    if getattr(out, item) is not None:
+                        getattr(self.rollouts[name], item)[-1][:, place].copy_(getattr(out, item))
 
     def collect(self) -> None:
         """Make one rollout. Recorded as a graph on a GPU: no allocation, nothing read on the host."""
@@ -157,13 +184,15 @@ class Collector:
         for used in self._used.values():
             used.zero_()
         for rollout in self.rollouts.values():
-            rollout.observation[0].copy_(rollout.observation[-1])
-            if rollout.alive is not None:
-                rollout.alive[0].copy_(rollout.alive[-1])
-            if rollout.action_mask is not None:
-                rollout.action_mask[0].copy_(rollout.action_mask[-1])
+            for item in CARRIED:
+                rows = getattr(rollout, item)
+                if rows is not None:
+                    rows[0].copy_(rows[-1])
         for t in range(self.steps):
-            actions = {name: self._choose(name, t) for name in self.policies}
+            actions = {}
+            for name, slots in self._slots.items():
+                chosen = self._choose(name, t)
+                actions.update({group: chosen[:, place] for group, place in slots.items()})
             self.world.step(actions, into=self._rows[t])
             for plan in self._keep[t]:
                 plan()
@@ -197,34 +226,63 @@ class Collector:
     def _row(self, t: int) -> Outputs:
         """Where step t writes: its rewards and flags to row t, what is seen afterwards to row t + 1."""
         groups = {}
-        for name, r in self.rollouts.items():
-            groups[name] = GroupOutputs(
-                observation=r.observation[t + 1],
-                reward=r.reward[t],
-                final_observation=self._final[name],
-                alive=None if r.alive is None else r.alive[t + 1],
-                action_mask=None if r.action_mask is None else r.action_mask[t + 1],
-            )
+        for name, slots in self._slots.items():
+            r, final_alive = self.rollouts[name], self._final_alive.get(name)
+            for group, place in slots.items():
+                kind = self.world.group(group)
+                groups[group] = GroupOutputs(
+                    observation=r.observation[t + 1][:, place],
+                    reward=r.reward[t][:, place],
+                    final_observation=self._final[name][:, place],
+                    alive=r.alive[t + 1][:, place] if r.alive is not None and kind.leaves else None,
+                    final_alive=final_alive[:, place] if final_alive is not None and kind.leaves else None,
+                    action_mask=r.action_mask[t + 1][:, place] if r.action_mask is not None and kind.masked else None,
+                    acting=r.acting[t + 1][:, place] if r.acting is not None and kind.every > 1 else None,
+                )
         flags = next(iter(self.rollouts.values()))
         return Outputs(flags.terminated[t], flags.truncated[t], groups)
 
-    def _keep_plan(self, name: str, t: int) -> Plan:
+    def _keep_plans(self, name: str, t: int) -> list[Plan]:
         r = self.rollouts[name]
-        final = self._final[name].flatten(1).view(torch.uint8)
-        kept = r.final_observation.flatten(2).view(torch.uint8)
-        words = final.shape[1] % 4 == 0
+        pairs = [(self._final[name], r.final_observation)]
+        if r.final_alive is not None:
+            pairs.append((self._final_alive[name], r.final_alive))
+        return [self._keep_plan(name, t, final, kept) for final, kept in pairs]
+
+    def _keep_plan(self, name: str, t: int, final: torch.Tensor, kept: torch.Tensor) -> Plan:
+        r, used = self.rollouts[name], self._used[name]
+        final = final.flatten(1).unflatten(1, (r.reward.shape[2], -1)).view(torch.uint8)
+        kept = kept.flatten(2).unflatten(2, (r.reward.shape[2], -1)).view(torch.uint8)
+        words = final.shape[2] % 4 == 0
         if words:
             final, kept = final.view(torch.int32), kept.view(torch.int32)
         arguments = dict(
             terminated=r.terminated[t],
             truncated=r.truncated[t],
             final=final,
-            used=self._used[name],
+            used=used[t % 2],
+            used_next=used[(t + 1) % 2],
             kept=kept.transpose(0, 1),
         )
-        return bind("keep", keep_words if words else keep_bytes, final.device, final.shape[0], arguments)
+        return bind(
+            "keep", keep_words if words else keep_bytes, final.device, final.shape[0], arguments, final.shape[1]
+        )
 
 
-def group_seed(seed: int, index: int) -> int:
-    """A seed of its own for every group, away from the worlds' and from each other's."""
+def truncations(time_limit: int | None, steps: int) -> int:
+    """How many episodes of one env can be truncated in so many steps."""
+    return steps if time_limit is None else -(-steps // time_limit)
+
+
+def _slots(groups: list[Group]) -> dict[str, slice]:
+    """Which agents of a policy's rollout belong to which group."""
+    found, start = {}, 0
+    for g in groups:
+        found[g.name] = slice(start, start + g.agents)
+        start += g.agents
+    return found
+
+
+def actor_seed(seed: int, index: int) -> int:
+    """A seed of its own for every policy, away from the worlds' and from each other's."""
     return (seed * 1_000_003 + 7919 * (index + 1)) & 0x7FFFFFFF

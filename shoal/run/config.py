@@ -51,6 +51,29 @@ Count = Annotated[
 ]
 
 
+AUTO = -1
+"""What `--num-envs auto` is until it is decided."""
+
+EnvCount = Annotated[
+    int,
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="COUNT|auto",
+        instance_from_str=lambda args: parse_envs(args[0]),
+        is_instance=lambda instance: isinstance(instance, int),
+        str_from_instance=lambda instance: [str(instance)],
+    ),
+]
+
+
+def parse_envs(text: str) -> int:
+    """A number of envs, or "auto"."""
+    if text == "auto":
+        return AUTO
+    count = parse_count(text)
+    return 0 if count < 0 else count  # no negative number is taken for AUTO
+
+
 COMPILE_FROM_STEPS = 20_000_000
 """Length of a CPU run from which compiling (20 s) pays."""
 
@@ -65,8 +88,8 @@ class TrainConfig:
     """Seed of everything: the same seed, device and versions give the same numbers."""
     total_steps: Count = 1_000_000
     """Env steps to train for (1e8 is fine)."""
-    num_envs: Count = 256
-    """Copies of the world that are stepped together."""
+    num_envs: EnvCount = 256
+    """Copies of the world that are stepped together (auto: the most that fit in memory)."""
     rollout: Count = 32
     """Steps of each env between two updates."""
     device: str = "auto"
@@ -87,6 +110,16 @@ class TrainConfig:
     """Logarithm of the first spread of Box actions, in halves of their range."""
     normalise_observation: bool = False
     """Shift and scale observations by their running mean and deviation."""
+    observation_type: Literal["float32", "float16", "bfloat16"] = "float32"
+    """Type that float observations are kept in; the short ones halve the memory."""
+    one_policy: bool = False
+    """Let one policy act for all groups, whose spaces must be the same."""
+    per_group: tuple[str, ...] = ()
+    """Settings of single groups: runner.lr=5e-3 tagger.hidden=64,64."""
+    freeze: tuple[str, ...] = ()
+    """Groups whose policies act but do not learn."""
+    load: tuple[str, ...] = ()
+    """Groups that start with the policy of another run: runner=RUN."""
     action_repeat: int = 1
     """Take each action this many times."""
     frame_stack: int = 1
@@ -111,7 +144,7 @@ class TrainConfig:
     def __post_init__(self):
         check_settings(self)
         for name in ("total_steps", "num_envs", "rollout", "action_repeat", "frame_stack"):
-            if getattr(self, name) < 1:
+            if getattr(self, name) < 1 and (name, getattr(self, name)) != ("num_envs", AUTO):
                 raise ShoalError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}.")
         if self.time_limit is not None and self.time_limit < 1:
             raise ShoalError(f"--time-limit must be at least 1, got {self.time_limit}.")
@@ -133,6 +166,13 @@ class TrainConfig:
         return -(-self.total_steps // self.steps_per_iteration)
 
 
+POLICY_SETTINGS = ("policy", "hidden", "activation", "shared", "log_std", "normalise_observation")
+"""Settings of a run that make a policy; like the learner's, they can differ between groups."""
+
+ONE_POLICY = "all"
+"""Name of the policy that acts for all groups."""
+
+
 @dataclass(frozen=True)
 class Job:
     """A world by name, its settings, the run's and the learner's: everything that `shoal train` needs."""
@@ -143,6 +183,30 @@ class Job:
     """Settings of the learner that `train.algo` names."""
     world_config: Any
     """Settings of the world: an instance of its Config."""
+
+    @property
+    def groups(self) -> tuple[Any, ...]:
+        """Who acts."""
+        return world_class(self.world).groups_of(self.world_config)
+
+    def teams(self) -> dict[str, list[Any]]:
+        """Name of a policy -> the groups it acts for."""
+        if self.train.one_policy:
+            return {ONE_POLICY: list(self.groups)}
+        return {group.name: [group] for group in self.groups}
+
+    def policy_of(self, group: str) -> str:
+        """The name of the policy that acts for a group."""
+        return ONE_POLICY if self.train.one_policy else group
+
+    def for_policy(self, name: str) -> "Job":
+        """The job with one policy's own settings in place of the common ones."""
+        from shoal.run.groups import overrides
+
+        own = overrides(self).get(name, {})
+        run = {k: v for k, v in own.items() if k in POLICY_SETTINGS}
+        learn = {k: v for k, v in own.items() if k not in POLICY_SETTINGS}
+        return replace(self, train=replace(self.train, **run), learn=replace(self.learn, **learn))
 
     def to_json(self) -> str:
         parts = {"world": self.world, "train": asdict(self.train), "learn": asdict(self.learn)}
@@ -208,8 +272,13 @@ def make_job(world: str, **overrides: Any) -> Job:
     run_names = {f.name for f in fields(TrainConfig)}
     learn_names = {f.name for f in fields(LEARNERS[algo][0])}
     for key, value in overrides.items():
-        if key in ("total_steps", "num_envs", "rollout", "checkpoint_every") and value is not None:
+        if key == "num_envs" and value == "auto":
+            value = AUTO
+        elif key in ("total_steps", "num_envs", "rollout", "checkpoint_every") and value is not None:
             value = to_count(key, value)
+            value = 0 if key == "num_envs" and value < 0 else value
+        if key in ("per_group", "freeze", "load"):
+            value = (value,) if isinstance(value, str) else tuple(value)
         if key == "run_dir" and value is not None:
             value = Path(value)
         if key in run_names:
@@ -222,8 +291,10 @@ def make_job(world: str, **overrides: Any) -> Job:
     for key in world_overrides:
         if key not in world_names:
             raise unknown(f"setting of {world}", key, world_names)
-    config = _settled(TrainConfig(**run), device)
-    return Job(full_path(world), config, LEARNERS[algo][0](**learn), cls.Config(**world_overrides))
+    shipped = _starting_point(cls, algo, device)[2].get("per_group", ())
+    run["per_group"] = _joined(shipped, overrides.get("per_group", ()), overrides)
+    job = Job(full_path(world), TrainConfig(**run), LEARNERS[algo][0](**learn), cls.Config(**world_overrides))
+    return _settled(job, device)
 
 
 def parse_job(world: str, arguments: list[str], command: str = "shoal train") -> Job:
@@ -249,7 +320,17 @@ def parse_job(world: str, arguments: list[str], command: str = "shoal train") ->
         description=f"Train {algo.upper()} on {world}. Defaults are the ones tuned for this world on this device.",
         args=arguments,
     )
-    return Job(full_path(world), _settled(parsed.train, device), parsed.learn, parsed.world)
+    given = [word.partition("=")[0].removeprefix("--").replace("-", "_") for word in arguments if word[:2] == "--"]
+    shipped = run.get("per_group", ())
+    chosen = () if parsed.train.per_group == shipped else parsed.train.per_group
+    train = replace(parsed.train, per_group=_joined(shipped, chosen, given))
+    return _settled(Job(full_path(world), train, parsed.learn, parsed.world), device)
+
+
+def _joined(shipped: tuple[str, ...], chosen: tuple[str, ...], given: Any) -> tuple[str, ...]:
+    """A world's settings of single groups, less those that the user has set for all groups, then the user's own."""
+    left = [entry for entry in shipped if entry.partition("=")[0].rpartition(".")[2] not in given]
+    return (*left, *(entry for entry in chosen if entry not in left))
 
 
 def _early(arguments: list[str], flags: tuple[str, ...]) -> dict[str, str]:
@@ -285,18 +366,30 @@ def _with_tuples(values: dict[str, Any]) -> dict[str, Any]:
     return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
 
 
-def _settled(config: TrainConfig, device: str) -> TrainConfig:
+def _settled(job: Job, device: str) -> Job:
     """With every "auto" decided, so that a resumed run computes as it did before.
 
     Compiled: always on a GPU; on a CPU only long runs, and only where there is a C++ compiler.
     """
+    from shoal.run.groups import checked
+
+    config = job.train
     gpu = device.startswith("cuda")
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     compile_it = gpu or (compiler is not None and config.total_steps >= COMPILE_FROM_STEPS)
-    return replace(
+    settled = replace(
         config,
         device=device,
         compile=config.compile if config.compile != "auto" else "on" if compile_it else "off",
         policy=full_path(config.policy),
         precision=config.precision if config.precision != "auto" else "bf16" if gpu else "fp32",
     )
+    job = checked(replace(job, train=settled))
+    if job.train.num_envs == AUTO:
+        from shoal.run.memory import most_envs
+
+        job = replace(job, train=replace(job.train, num_envs=most_envs(job)))
+    for name, groups in job.teams().items():
+        agents = sum(group.agents for group in groups)
+        job.for_policy(name).learn.check_samples(job.train.steps_per_iteration * agents)
+    return job

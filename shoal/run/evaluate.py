@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from shoal.core.world import World
+from shoal.core.world import Group, World
 from shoal.errors import ShoalError
-from shoal.policy import ActorCritic
+from shoal.policy import ActorCritic, mlp_torso
 from shoal.run.build import make_world
 from shoal.run.collect import action_noise
 from shoal.run.config import Job
@@ -22,7 +22,7 @@ LONGEST = 50_000
 
 @dataclass(frozen=True)
 class Score:
-    """Returns of whole episodes of one group."""
+    """Returns of whole episodes of one group, or a figure that the world reports of them."""
 
     mean: float
     std: float
@@ -33,13 +33,53 @@ class Score:
         return f"mean {self.mean:.2f}  std {self.std:.2f}  episodes {self.episodes}  mean length {self.length:.1f}"
 
 
+class Evaluation(dict[str, Score]):
+    """Group -> score of its returns; `reports` has the figures that the world reports, by name."""
+
+    def __init__(self, groups: dict[str, Score], reports: dict[str, Score]):
+        super().__init__(groups)
+        self.reports = reports
+
+    @property
+    def mean(self) -> float:
+        """Mean return over the groups."""
+        return sum(score.mean for score in self.values()) / len(self)
+
+    def lines(self) -> list[str]:
+        """What to print: a line per group and one with the reports."""
+        lines = [f"{name}: {score}" if len(self) > 1 else str(score) for name, score in self.items()]
+        if self.reports:
+            lines.append("  ".join(f"{name} {score.mean:.3g}" for name, score in self.reports.items()))
+        return lines
+
+
+class RandomPolicy(ActorCritic):
+    """Chooses at random: evenly among what is allowed, or over the range of a Box."""
+
+    def __init__(self, group: Group):
+        super().__init__(group, mlp_torso((1,), "tanh"), shared=True, normalise=False, log_std=0.0)
+
+    def distribution(self, observation: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        params = super().distribution(observation, mask)
+        even = torch.zeros_like(params)
+        return even if mask is None else torch.where(mask, even, params)
+
+
 class Player:
-    """Policies playing a world, step by step, without learning."""
+    """Policies (by group) playing a world, step by step, without learning.
+
+    `sample` draws actions instead of taking the likeliest; random policies always do.
+    """
 
     def __init__(self, world: World, policies: dict[str, ActorCritic], seed: int, sample: bool):
-        self.world, self.policies, self.sample = world, policies, sample
+        self.world, self.policies = world, policies
         self.counter = torch.zeros(1, dtype=torch.int32, device=world.device)
-        self.noise, self.plans = action_noise(world, policies, 1, seed, self.counter) if sample else ({}, [])
+        actors = {
+            g.name: (policies[g.name], g.agents)
+            for g in world.groups
+            if sample or isinstance(policies[g.name], RandomPolicy)
+        }
+        self.noise, self.plans = action_noise(world, actors, 1, seed, self.counter)
         world.reset(seed)
 
     @torch.no_grad()
@@ -53,7 +93,7 @@ class Player:
             out, policy = self.world.outputs.groups[g.name], self.policies[g.name]
             mask = None if out.action_mask is None else out.action_mask.flatten(0, 1)
             params = policy.distribution(out.observation.flatten(0, 1), mask)
-            if self.sample:
+            if g.name in self.noise:
                 action, _ = policy.head.sample(params, self.noise[g.name][0])
             else:
                 action = policy.head.mode(params)
@@ -69,8 +109,8 @@ def evaluate(
     seed: int | None = None,
     sample: bool = False,
     stop: Callable[[], bool] = lambda: False,
-) -> dict[str, Score]:
-    """Play `episodes` whole episodes, one per env, and score each group.
+) -> Evaluation:
+    """Play `episodes` whole episodes, one per env, with policies by group, and score each group.
 
     One episode per env: taking the first ones to finish would favour the short. `sample` draws actions instead of
     taking the likeliest. `stop` is asked now and then; if it says so, episodes under way count as they stand.
@@ -80,16 +120,16 @@ def evaluate(
     world = make_world(job, episodes)
     player = Player(world, policies, EVALUATION_SEED + (job.train.seed if seed is None else seed), sample)
     finished = torch.zeros(episodes, dtype=torch.bool, device=world.device)
-    returns = {g.name: torch.zeros(episodes, device=world.device) for g in world.groups}
-    lengths = torch.zeros(episodes, device=world.device)
+    last = world.last_episode()
+    totals = [torch.zeros(episodes, device=world.device) for _ in (*last.returns, *last.reports, "length")]
     for step in range(LONGEST):
         player.step()
         out = world.outputs
         now = (out.terminated | out.truncated) & ~finished
-        last_return, last_length = world.last_episode()
-        for name, total in returns.items():
-            torch.where(now, last_return[name], total, out=total)
-        torch.where(now, last_length.float(), lengths, out=lengths)
+        last = world.last_episode()
+        found = (*last.returns.values(), *last.reports.values(), last.length.float())
+        for value, total in zip(found, totals, strict=True):
+            torch.where(now, value, total, out=total)
         finished |= now
         if step % 25 == 24 and (bool(finished.all()) or stop()):  # sync: evaluation may wait
             break
@@ -97,8 +137,11 @@ def evaluate(
         raise ShoalError(
             f"{job.world}: some episodes were still running after {LONGEST} steps; give it a --time-limit."
         )
-    length = float(lengths.mean())
-    return {name: _score(total, length) for name, total in returns.items()}
+    length = float(totals.pop().mean())
+    scores = [_score(total, length) for total in totals]
+    count = len(last.returns)
+    groups = dict(zip(last.returns, scores[:count], strict=True))
+    return Evaluation(groups, dict(zip(last.reports, scores[count:], strict=True)))
 
 
 def _score(returns: torch.Tensor, length: float) -> Score:

@@ -99,11 +99,12 @@ class RunFolder:
                 shutil.rmtree(old, ignore_errors=True)
         return path
 
-    def record_score(self, steps: int, scores: dict[str, Any], checkpoint: Path | None) -> bool:
+    def record_score(self, steps: int, scores: Any, checkpoint: Path | None) -> bool:
         """Append to eval.jsonl; returns whether it is the best so far, which `best` then points to."""
-        mean = sum(s.mean for s in scores.values()) / len(scores)
+        mean = scores.mean
         earlier = [row["mean"] for row in self.scores()]
         row = dict(steps=steps, mean=mean, groups={name: vars(s) for name, s in scores.items()})
+        row["reports"] = {name: score.mean for name, score in scores.reports.items()}
         with (self.path / "eval.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
         best = not earlier or mean > max(earlier)

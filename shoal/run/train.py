@@ -3,23 +3,25 @@
 import json
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, unknown
 from shoal.policy import ActorCritic
-from shoal.run.build import make_policies, make_world, out_of_memory
+from shoal.run.build import by_group, make_policies, make_world
 from shoal.run.checkpoint import Checkpoint, compare, load_checkpoint, load_latest
 from shoal.run.config import Job, load_job, make_job, pick_device, to_count
-from shoal.run.evaluate import Score, evaluate
+from shoal.run.evaluate import Evaluation, RandomPolicy, evaluate
 from shoal.run.folder import RunFolder, write_whole
+from shoal.run.groups import loads, parse_load, same_group
+from shoal.run.memory import estimate, out_of_memory
 from shoal.run.metrics import MetricsWriter
 from shoal.run.progress import Progress
-from shoal.run.trainer import BadNumbers, Trainer, _part
-from shoal.worlds import world_class
+from shoal.run.trainer import BadNumbers, Trainer, part_of
 
 CHECKPOINTS_PER_RUN = 5
 
@@ -38,7 +40,7 @@ class SaveFailed(ShoalError):
 
 
 class Run:
-    """A finished or interrupted run: its folder, its job and its policies."""
+    """A finished or interrupted run: its folder, its job and the policy of every group."""
 
     def __init__(self, folder: RunFolder, job: Job, policies: dict[str, ActorCritic]):
         self.folder, self.job, self.policies = folder, job, policies
@@ -50,7 +52,7 @@ class Run:
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
 
-    def evaluate(self, episodes: int = 100, seed: int | None = None, sample: bool = False) -> dict[str, Score]:
+    def evaluate(self, episodes: int = 100, seed: int | None = None, sample: bool = False) -> Evaluation:
         """Whole episodes in fresh envs, scored per group, with the weights that are here.
 
         After training those are the last ones; `load_run` reads the best.
@@ -68,8 +70,6 @@ def train(world: str, **settings: Any) -> Run:
 
 def train_job(job: Job) -> Run:
     """Train a job in a new run folder."""
-    for group in world_class(job.world).groups:
-        job.learn.check_samples(job.train.steps_per_iteration * group.agents)
     folder = RunFolder.create(job)
     try:
         session = _Session(job, folder, None)
@@ -105,19 +105,54 @@ def resume(path: Path | str, total_steps: int | str | None = None, quiet: bool =
         folder.unlock()
 
 
-def load_run(path: Path | str, which: str = "best", device: str | None = None) -> Run:
-    """A run with the weights of one of its checkpoints (`best`, `last` or a step number), for playing."""
+def load_run(
+    path: Path | str,
+    which: str = "best",
+    device: str | None = None,
+    random: Sequence[str] = (),
+    others: Sequence[str] = (),
+) -> Run:
+    """A run with the weights of one of its checkpoints (`best`, `last` or a step number), for playing.
+
+    `random` names groups that play at random instead, `others` groups that another run plays for: "runner=RUN".
+    """
     folder = RunFolder.open(path)
     job = load_job(folder.path)
     wanted = pick_device(device or "auto")
     job = replace(job, train=replace(job.train, device=wanted))
     checkpoint = load_checkpoint(folder.pick(which), wanted)
-    policies = make_policies(job, make_world(job, 1))
+    world = make_world(job, 1)
+    policies = make_policies(job, world)
     for name, policy in policies.items():
-        saved = _part(checkpoint.state, f"learner.{name}.policy.")
-        compare(saved, policy.state_dict(), checkpoint.path)
-        policy.load_state_dict(saved)
-    return Run(folder, job, policies)
+        _take_weights(policy, checkpoint, name)
+    played = by_group(job, policies)
+    for entry in others:
+        name, other = parse_load(entry)
+        if name not in played:
+            raise unknown("group to load:", name, played)
+        guest = load_run(other, device=wanted)
+        played[name] = guest.policies[same_group(guest.job, name, other)]
+    for name in random:
+        if name not in played:
+            raise unknown("group to play at random:", name, played)
+        played[name] = RandomPolicy(world.group(name)).to(world.device)
+    return Run(folder, job, played)
+
+
+def _take_weights(policy: ActorCritic, checkpoint: Checkpoint, name: str) -> None:
+    """Fill a policy from a checkpoint, or list what does not fit."""
+    saved = part_of(checkpoint.state, f"policy.{name}.")
+    compare(saved, policy.state_dict(), checkpoint.path)
+    policy.load_state_dict(saved)
+
+
+def _load_others(job: Job, policies: dict[str, ActorCritic]) -> None:
+    """Give the groups that `--load` names the best policy of another run."""
+    for name, path in loads(job).items():
+        other = load_job(path)
+        group = same_group(other, name, path)
+        checkpoint = load_checkpoint(RunFolder.open(path).pick("best"), job.train.device)
+        _take_weights(policies[name], checkpoint, other.policy_of(group))
 
 
 class _Session:
@@ -130,17 +165,15 @@ class _Session:
         self.progress = Progress(config.total_steps, checkpoint.steps if checkpoint else 0, config.quiet)
         self.progress.say(f"{job.world} with {config.algo.upper()} on {_device_name(config.device)}, run {folder.path}")
         start = time.monotonic()
+        self.progress.say(str(estimate(job)))
         self.progress.say("compiling kernels (seconds the first time, cached afterwards)")
         try:
             self.trainer = Trainer(job)
         except torch.cuda.OutOfMemoryError:
-            raise out_of_memory(job, world_class(job.world)) from None
-        agents = sum(g.agents for g in self.trainer.world.groups)
-        rollout = sum(r.nbytes for r in self.trainer.collector.rollouts.values()) / config.num_envs
-        self.progress.say(
-            f"ready after {time.monotonic() - start:.1f} s: {config.num_envs} envs x {agents} agent(s), "
-            f"{self.trainer.world.bytes_per_env:,} bytes of state and {rollout:,.0f} of rollout per env"
-        )
+            raise out_of_memory(job) from None
+        if checkpoint is None:
+            _load_others(job, self.trainer.policies)
+        self.progress.say(f"ready after {time.monotonic() - start:.1f} s")
         if checkpoint is not None:
             own = self.trainer.state_dict()
             compare(checkpoint.state, own, checkpoint.path)
@@ -163,7 +196,7 @@ class _Session:
                 where += " The last good checkpoint stands."
             raise ShoalError(f"{error}{where}") from None
         except torch.cuda.OutOfMemoryError:
-            raise out_of_memory(self.job, world_class(self.job.world)) from None
+            raise out_of_memory(self.job) from None
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
@@ -171,7 +204,7 @@ class _Session:
             self.progress.close()
         if self.signal is not None:
             raise Stopped(self.signal, self.folder.path)
-        return Run(self.folder, self.job, self.trainer.policies)
+        return Run(self.folder, self.job, by_group(self.job, self.trainer.policies))
 
     def _loop(self) -> None:
         trainer, config = self.trainer, self.job.train
@@ -236,20 +269,21 @@ class _Session:
         started = time.monotonic()
         try:
             count = self.job.train.eval_episodes
-            scores = evaluate(self.job, self.trainer.policies, count, stop=lambda: self.signal is not None)
+            policies = by_group(self.job, self.trainer.policies)
+            scores = evaluate(self.job, policies, count, stop=lambda: self.signal is not None)
         except ShoalError as error:
             self.progress.warn(f"No evaluation: {error}")
             return
         if self.signal is not None:
             return
-        for name, score in scores.items():
-            self.progress.say(f"evaluation at {self.trainer.steps} env steps: {name}  {score}")
+        for line in scores.lines():
+            self.progress.say(f"evaluation at {self.trainer.steps} env steps: {line}")
         try:
             self.folder.record_score(self.trainer.steps, scores, checkpoint)
         except OSError as error:
             self.progress.warn(f"The evaluation could not be written: {error}.")
-        mean = sum(s.mean for s in scores.values()) / len(scores)
-        self.writer.write(self.trainer.steps, {"eval/mean_reward": mean})
+        figures = {f"eval/{name}": score.mean for name, score in scores.reports.items()}
+        self.writer.write(self.trainer.steps, {"eval/mean_reward": scores.mean, **figures})
         spent = time.monotonic() - started  # evaluation is no training: it does not count as such
         self._start += spent
         self._logged_at += spent

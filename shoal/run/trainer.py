@@ -8,6 +8,7 @@ import torch
 from shoal.core.graph import Graphed
 from shoal.errors import ShoalError
 from shoal.learn import LEARNERS, PolicyGradient
+from shoal.learn.rollout import CARRIED
 from shoal.run.build import make_policies, make_world
 from shoal.run.collect import Collector
 from shoal.run.config import Job
@@ -23,17 +24,24 @@ class Trainer:
         compiled, bf16 = config.compile == "on", config.precision == "bf16"
         self.world = make_world(job)
         self.policies = make_policies(job, self.world)
-        self.collector = Collector(self.world, self.policies, config.rollout, config.seed, compiled=compiled, bf16=bf16)
+        teams = {name: [self.world.group(g.name) for g in groups] for name, groups in job.teams().items()}
+        self.collector = Collector(
+            self.world, self.policies, config.rollout, config.seed, teams, compiled=compiled, bf16=bf16
+        )
         learner = LEARNERS[config.algo][1]
         self.learners: dict[str, PolicyGradient] = {
-            name: learner(policy, self.collector.rollouts[name], job.learn, config.seed, compiled, bf16)
+            name: learner(
+                policy, self.collector.rollouts[name], job.for_policy(name).learn, config.seed, compiled, bf16
+            )
             for name, policy in self.policies.items()
+            if name not in config.freeze
         }
         self.iteration = 0
         self._collect = Graphed(self.collector.collect, self.world.device, config.graph)
         self._learn = Graphed(self._update, self.world.device, config.graph)
         self._episodes_read = 0.0
-        self._returns_read = dict.fromkeys(self.policies, 0.0)
+        self._returns_read: dict[str, float] = {g.name: 0.0 for g in self.world.groups}
+        self._reports_read: dict[str, float] = {}
         self._lengths_read = 0.0
         self.collector.start(config.seed)
 
@@ -81,19 +89,24 @@ class Trainer:
         lengths = float(stats.length_sum.sum())
         found: dict[str, float] = {}
         new = episodes - self._episodes_read
-        many = len(self.policies) > 1
+        many = len(self.world.groups) > 1
         for name, sums in stats.return_sum.items():
             total = float(sums.double().sum())
             if new > 0:
                 key = f"rollout/{name}/ep_rew_mean" if many else "rollout/ep_rew_mean"
                 found[key] = (total - self._returns_read[name]) / new
             self._returns_read[name] = total
+        for name, sums in stats.report_sum.items():
+            total = float(sums.double().sum())
+            if new > 0:
+                found[f"rollout/{name}"] = (total - self._reports_read.get(name, 0.0)) / new
+            self._reports_read[name] = total
         if new > 0:
             found["rollout/ep_len_mean"] = (lengths - self._lengths_read) / new
         found["rollout/episodes"] = episodes
         self._episodes_read, self._lengths_read = episodes, lengths
         for name, learner in self.learners.items():
-            prefix = f"train/{name}/" if many else "train/"
+            prefix = f"train/{name}/" if len(self.policies) > 1 else "train/"
             found.update({prefix + key: value for key, value in learner.read_metrics().items()})
             found[f"{prefix}learning_rate"] = float(learner.adam.lr)
         self.check_finite()
@@ -119,7 +132,7 @@ class Trainer:
                 )
         raise BadNumbers(
             f"A gradient of {name} was not finite before {self.steps} env steps, although the newest rollout is: "
-            f"look for a passing fault in the world, or lower --lr (now {self.job.learn.lr}). No step was taken.",
+            f"look for a passing fault in the world, or lower --lr (now {self.learners[name].config.lr}). No step was taken.",
             {},
         )
 
@@ -132,21 +145,23 @@ class Trainer:
         state = {f"world.{k}": v for k, v in self.world.state_dict().items()}
         state["collector.counter"] = self.collector.counter
         for name, rollout in self.collector.rollouts.items():
-            state[f"collector.{name}.observation"] = rollout.observation[-1]
             state[f"collector.{name}.version"] = rollout.version
-            if rollout.alive is not None:
-                state[f"collector.{name}.alive"] = rollout.alive[-1]
-            if rollout.action_mask is not None:
-                state[f"collector.{name}.action_mask"] = rollout.action_mask[-1]
+            for item in CARRIED:
+                if getattr(rollout, item) is not None:
+                    state[f"collector.{name}.{item}"] = getattr(rollout, item)[-1]
+        for name, policy in self.policies.items():
+            state.update({f"policy.{name}.{k}": v for k, v in policy.state_dict().items()})
         for name, learner in self.learners.items():
             state.update({f"learner.{name}.{k}": v for k, v in learner.state_dict().items()})
         return state
 
     def load_state_dict(self, state: dict[str, torch.Tensor], iteration: int) -> None:
         """Continue where a saved state stood; the caller has compared names and shapes."""
-        self.world.load_state_dict(_part(state, "world."))
+        self.world.load_state_dict(part_of(state, "world."))
+        for name, policy in self.policies.items():
+            policy.load_state_dict(part_of(state, f"policy.{name}."))
         for name, learner in self.learners.items():
-            learner.load_state_dict(_part(state, f"learner.{name}."))
+            learner.load_state_dict(part_of(state, f"learner.{name}."))
         own = self.state_dict()
         for key, tensor in own.items():
             if key.startswith("collector."):
@@ -156,6 +171,7 @@ class Trainer:
         self._episodes_read = float(stats.episodes.sum())
         self._lengths_read = float(stats.length_sum.sum())
         self._returns_read = {name: float(sums.double().sum()) for name, sums in stats.return_sum.items()}
+        self._reports_read = {name: float(sums.double().sum()) for name, sums in stats.report_sum.items()}
 
 
 class BadNumbers(ShoalError):
@@ -166,7 +182,8 @@ class BadNumbers(ShoalError):
         self.env_state = env_state
 
 
-def _part(state: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+def part_of(state: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    """The entries under a prefix, without it."""
     return {k[len(prefix) :]: v for k, v in state.items() if k.startswith(prefix)}
 
 

@@ -179,7 +179,8 @@ def test_statistics_equal_the_twins(counting):
     np.testing.assert_array_equal(found.episodes, episodes)
     np.testing.assert_array_equal(found.return_sum["counter"], return_sum)
     np.testing.assert_array_equal(found.length_sum, length_sum)
-    returns, lengths = counting.last_episode()
+    last = counting.last_episode()
+    returns, lengths = last.returns, last.length
     np.testing.assert_array_equal(returns["counter"], last_return)
     np.testing.assert_array_equal(lengths, last_length)
 

@@ -245,7 +245,7 @@ def test_statistics_are_the_worlds_own():
     play_world(plain, actions)
     play_world(changed, actions)
     np.testing.assert_array_equal(plain.statistics().return_sum["counter"], changed.statistics().return_sum["counter"])
-    np.testing.assert_array_equal(plain.last_episode()[1], changed.last_episode()[1])
+    np.testing.assert_array_equal(plain.last_episode().length, changed.last_episode().length)
 
 
 def test_an_episode_cut_off_by_a_time_limit_counts_as_finished():

@@ -13,6 +13,7 @@ from shoal.errors import ShoalError
 from shoal.run import checkpoint
 from shoal.run.checkpoint import load_checkpoint, load_latest, save_checkpoint
 from shoal.run.config import make_job
+from shoal.run.evaluate import Evaluation, Score
 from shoal.run.folder import RunFolder
 from shoal.run.train import load_run
 
@@ -137,15 +138,11 @@ def test_second_writer_is_refused(tmp_path):
 
 
 def test_old_checkpoints_go_but_the_best_stays(tmp_path):
-    class Fixed:
-        def __init__(self, mean):
-            self.mean = mean
-
     job = make_job("cartpole", run_dir=tmp_path / "run", **SMALL)
     run = RunFolder.create(job)
     for i, mean in enumerate([1.0, 9.0, 2.0, 3.0, 4.0, 5.0]):
         path = run.save(STATE, i, i * 100)
-        run.record_score(i * 100, {"cart": Fixed(mean)}, path)
+        run.record_score(i * 100, Evaluation({"cart": Score(mean, 0.0, 1, 1.0)}, {}), path)
     kept = sorted(int(p.name.removeprefix("step_")) for p in run.checkpoints.glob("step_*"))
     assert kept == [100, 300, 400, 500]
     assert run.pick("best").name.endswith("100")

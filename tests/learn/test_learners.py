@@ -390,6 +390,7 @@ def test_a_saved_state_continues_bit_for_bit(kind):
     made.update()
     made.update()
     resumed = learner(kind, other, rollout, config)
+    other.load_state_dict(policy.state_dict())
     resumed.load_state_dict({name: t.clone() for name, t in made.state_dict().items()})
     made.update()
     resumed.update()

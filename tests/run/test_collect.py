@@ -23,7 +23,7 @@ def policies(world) -> dict[str, ActorCritic]:
 
 
 def collector(world, steps: int, seed: int = 0, first_env: int = 0) -> Collector:
-    made = Collector(world, policies(world), steps, seed, first_env)
+    made = Collector(world, policies(world), steps, seed, first_env=first_env)
     made.start(seed, first_env)
     return made
 

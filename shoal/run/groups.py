@@ -1,0 +1,121 @@
+"""Settings of single groups: read, checked, and what `--freeze` and `--load` mean."""
+
+import types
+import typing
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from shoal.errors import ShoalError, unknown
+from shoal.run.config import POLICY_SETTINGS, Job, TrainConfig, load_job
+from shoal.worlds import full_path
+
+
+def checked(job: Job) -> Job:
+    """The job, if the groups it names are there and fit; with the networks of the runs it loads policies from."""
+    names = list(job.teams())
+    if job.train.one_policy:
+        _require_same_spaces(job)
+    for name in job.train.freeze:
+        if name not in names:
+            raise unknown("group to freeze:", name, names)
+    if set(job.train.freeze) == set(names):
+        raise ShoalError("--freeze names every group: nobody is left to learn.")
+    loaded: list[str] = []
+    for name, path in loads(job).items():
+        if name not in names:
+            raise unknown("group to load:", name, names)
+        loaded += _network_of(path, name)
+    job = replace(job, train=replace(job.train, per_group=(*loaded, *job.train.per_group)))
+    for name in overrides(job):
+        if name not in names:
+            raise unknown("group in --per-group:", name, names)
+        job.for_policy(name)
+    return job
+
+
+def loads(job: Job) -> dict[str, Path]:
+    """Group -> the run its policy comes from."""
+    found = {}
+    for entry in job.train.load:
+        name, path = parse_load(entry)
+        found[name] = path
+    return found
+
+
+def parse_load(entry: str) -> tuple[str, Path]:
+    """The two sides of GROUP=RUN."""
+    name, equals, path = entry.partition("=")
+    if not equals or not name or not path:
+        raise ShoalError(f"--load must be GROUP=RUN, got {entry!r}.")
+    if not Path(path).is_dir():
+        raise ShoalError(f"--load {entry}: there is no run folder {path}.")
+    return name, Path(path)
+
+
+def overrides(job: Job) -> dict[str, dict[str, Any]]:
+    """Policy -> its own settings, with values of their proper types."""
+    hints = {k: v for k, v in typing.get_type_hints(TrainConfig).items() if k in POLICY_SETTINGS}
+    learn_hints = typing.get_type_hints(type(job.learn))
+    hints.update({f.name: learn_hints[f.name] for f in fields(job.learn)})
+    found: dict[str, dict[str, Any]] = {}
+    for entry in job.train.per_group:
+        where, equals, text = entry.partition("=")
+        name, dot, key = where.partition(".")
+        key = key.replace("-", "_")
+        if not equals or not dot:
+            raise ShoalError(f"--per-group must be GROUP.SETTING=VALUE, got {entry!r}.")
+        if key not in hints:
+            raise unknown(f"setting of group {name}:", key, hints)
+        found.setdefault(name, {})[key] = _value(entry, text, hints[key])
+    return found
+
+
+def _value(entry: str, text: str, kind: Any) -> Any:
+    """Text as a value of a setting's type."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    try:
+        if origin in (typing.Union, types.UnionType):
+            if text.lower() == "none":
+                return None
+            return _value(entry, text, next(a for a in arguments if a is not type(None)))
+        if origin is tuple:
+            return tuple(_value(entry, part, arguments[0]) for part in text.split(",") if part)
+        if kind is bool:
+            return {"true": True, "false": False}[text.lower()]
+        return text if origin is typing.Literal or kind is str else kind(text)
+    except (ValueError, KeyError):
+        wanted = getattr(kind, "__name__", str(kind))
+        raise ShoalError(f"--per-group {entry}: {text!r} is no {wanted}.") from None
+
+
+def _network_of(path: Path, name: str) -> list[str]:
+    """The network of a policy in another run, as settings of a group of this one."""
+    job = load_job(path)
+    train = job.for_policy(job.policy_of(same_group(job, name, path))).train
+    settings = []
+    for key in POLICY_SETTINGS:
+        value = getattr(train, key)
+        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        settings.append(f"{name}.{key}={full_path(text) if key == 'policy' else text}")
+    return settings
+
+
+def same_group(job: Job, name: str, path: Path) -> str:
+    """The group of another run whose policy is meant for a group of this one: of the same name, or its only one."""
+    names = [g.name for g in job.groups]
+    if name in names:
+        return name
+    if len(names) == 1 or job.train.one_policy:
+        return names[0]
+    raise unknown(f"group in {path}:", name, names)
+
+
+def _require_same_spaces(job: Job) -> None:
+    first, *others = job.groups
+    for g in others:
+        if (g.observation, g.action) != (first.observation, first.action):
+            raise ShoalError(
+                f"--one-policy needs groups with the same spaces, but {first.name} has {first.observation} and "
+                f"{first.action}, {g.name} has {g.observation} and {g.action}."
+            )

@@ -1,0 +1,154 @@
+"""What a run costs in memory, told before anything is allocated, and how many envs fit."""
+
+import os
+from dataclasses import dataclass, replace
+
+import torch
+
+from shoal.core.world import World
+from shoal.core.wrappers import Wrapper
+from shoal.errors import ShoalError
+from shoal.learn.policy_gradient import ACTIVATION_MEMORY, BYTES_PER_ACTIVATION
+from shoal.learn.rollout import allocate
+from shoal.policy import ActorCritic
+from shoal.run.build import make_policies, make_world
+from shoal.run.collect import truncations
+from shoal.run.config import Job
+
+COUNTED = 16
+"""Envs of the copy, without memory of its own, that the bytes are counted in."""
+
+SHARE = {"cpu": 0.5, "cuda": 0.88}
+"""How much of the free memory a run may plan with: allocators and libraries need some too."""
+
+BYTES_PER_ACTING = 6
+"""What a number between two layers costs while a policy acts."""
+
+RESERVED = {"cpu": 0, "cuda": 2**30}
+"""What CUDA's libraries and graphs take whatever the size of the batch."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes of a run: per env, and whatever the number of envs."""
+
+    num_envs: int
+    agents: int
+    state: int
+    """Per env: the world's arrays and those of its wrappers."""
+    rollout: int
+    """Per env: experience, noise, values, advantages."""
+    acting: int
+    """Per env: activations while the policies act."""
+    fixed: int
+    """Activations of an update, libraries."""
+    free: int
+
+    @property
+    def per_env(self) -> int:
+        return self.state + self.rollout + self.acting
+
+    @property
+    def fits(self) -> int:
+        """The largest number of envs."""
+        return max(0, self.free - self.fixed) // self.per_env
+
+    def __str__(self) -> str:
+        return (
+            f"{self.num_envs:,} envs x {self.agents:,} agent(s): {size(self.per_env)} per env ({size(self.state)} state, "
+            f"{size(self.rollout)} rollout, {size(self.acting)} acting), {size(self.num_envs * self.per_env)} in all, "
+            f"and {size(self.fixed)} for updates; about {self.fits:,} envs fit"
+        )
+
+
+def estimate(job: Job, free: int | None = None) -> Estimate:
+    """Count the bytes of a job without allocating them; `free` bytes are to be had (none: look)."""
+    kind = torch.device(job.train.device).type
+    with torch.device("meta"):
+        world = make_world(replace(job, train=replace(job.train, device="meta")), COUNTED)
+        policies = make_policies(replace(job, train=replace(job.train, device="meta")), world)
+    rollout = acting = fixed = 0
+    steps, kept = job.train.rollout, truncations(world.time_limit, job.train.rollout)
+    for name, groups in job.teams().items():
+        inside = [world.group(g.name) for g in groups]
+        agents = sum(g.agents for g in inside)
+        memory = allocate(inside, steps, COUNTED, kept, torch.device("meta"))
+        rollout += memory.nbytes // COUNTED + steps * agents * 4 * policies[name].head.noise_width
+        rollout += memory.observation[0].nbytes // COUNTED  # what an agent saw last, before it is put in its place
+        learn = job.for_policy(name).learn
+        numbers = _activations(policies[name])
+        if name not in job.train.freeze:
+            # Values, advantages and targets; weights of samples where agents leave; the order of PPO's samples.
+            per_step = 3 + (memory.alive is not None or memory.acting is not None) + hasattr(learn, "minibatches")
+            rollout += 4 * agents * (steps * per_step + kept + 2)
+            limit = learn.pass_size or ACTIVATION_MEMORY[kind] // (BYTES_PER_ACTIVATION * numbers)
+            share = job.train.num_envs if job.train.num_envs > 0 else 2**62
+            batch = share * agents * steps // getattr(learn, "minibatches", 1)
+            fixed = max(fixed, min(limit, batch) * numbers * BYTES_PER_ACTIVATION)
+        acting = max(acting, agents * numbers * BYTES_PER_ACTING)
+    return Estimate(
+        num_envs=job.train.num_envs,
+        agents=sum(g.agents for g in world.groups),
+        state=_state(world),
+        rollout=rollout,
+        acting=acting,
+        fixed=fixed + RESERVED[kind],
+        free=free_memory(job.train.device) if free is None else free,
+    )
+
+
+def _state(world: World) -> int:
+    """Bytes per env of a world and of the outputs that each wrapper around it keeps."""
+    if not isinstance(world, Wrapper):
+        return world.bytes_per_env
+    shown = 2
+    for g in world.groups:
+        shown += g.agents * (2 * g.observation.size * g.observation.dtype.itemsize + 4 + g.choices + 3)
+    return world.bytes_per_env + shown + _state(world.world) - world.world.bytes_per_env
+
+
+def _activations(policy: ActorCritic) -> int:
+    with torch.device("meta"):
+        return policy.activations()
+
+
+def most_envs(job: Job) -> int:
+    """What `--num-envs auto` means: the largest number of envs that fits, such that mini-batches divide."""
+    told = estimate(job)
+    learn = [job.for_policy(name).learn for name in job.teams()]
+    step = max(1, *(getattr(settings, "minibatches", 1) for settings in learn))
+    count = told.fits // step * step
+    if count < 1:
+        raise ShoalError(f"Not one env of {job.world} fits: {told}. Lower --rollout.")
+    if count > 4096:  # whole blocks of threads
+        step *= -(-1024 // step)
+        count = count // step * step
+    return count
+
+
+def free_memory(device: str) -> int:
+    """Bytes that a run may plan with on a device."""
+    kind = torch.device(device).type
+    if kind == "cuda":
+        free = torch.cuda.mem_get_info(torch.device(device))[0]
+    else:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(SHARE[kind] * free)
+
+
+def out_of_memory(job: Job) -> ShoalError:
+    """What to say when the GPU is full: what an env costs and how many fit."""
+    whole = int(SHARE["cuda"] * torch.cuda.mem_get_info(torch.device(job.train.device))[1])
+    told = estimate(job, whole)
+    return ShoalError(
+        f"The GPU's memory is full: {job.train.num_envs:,} envs of {job.world} cost about {size(told.per_env)} each "
+        f"with rollouts of {job.train.rollout}. About {told.fits:,} fit in all of it: lower --num-envs or --rollout."
+    )
+
+
+def size(count: float) -> str:
+    """Bytes that people can read."""
+    for unit, step in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= step:
+            return f"{count / step:.3g} {unit}"
+    return f"{count:.0f} bytes"
