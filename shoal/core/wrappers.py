@@ -233,9 +233,7 @@ class ActionRepeat(Wrapper):
             raise ShoalError(f"ActionRepeat needs at least one repetition, got {times}.")
         for g in world.groups:
             if g.every > 1 and g.every % times:
-                raise ShoalError(
-                    f"Group {g.name!r} acts every {g.every} steps, which {times} repetitions do not divide."
-                )
+                raise ShoalError(f"Group {g.name!r} acts every {g.every} steps, no multiple of {times} repetitions.")
         super().__init__(world)
         self.times = times
 

@@ -55,8 +55,8 @@ class Estimate:
 
     def __str__(self) -> str:
         return (
-            f"{self.num_envs:,} envs x {self.agents:,} agent(s): {size(self.per_env)} per env ({size(self.state)} state, "
-            f"{size(self.rollout)} rollout, {size(self.acting)} acting), {size(self.num_envs * self.per_env)} in all, "
+            f"{self.num_envs:,} envs x {self.agents:,} agent(s): {size(self.per_env)} per env "
+            f"({size(self.state)} state, {size(self.rollout)} rollout, {size(self.acting)} acting), {size(self.num_envs * self.per_env)} in all, "
             f"and {size(self.fixed)} for updates; about {self.fits:,} envs fit"
         )
 

@@ -132,7 +132,8 @@ class Trainer:
                 )
         raise BadNumbers(
             f"A gradient of {name} was not finite before {self.steps} env steps, although the newest rollout is: "
-            f"look for a passing fault in the world, or lower --lr (now {self.learners[name].config.lr}). No step was taken.",
+            f"look for a passing fault in the world, or lower --lr (now {self.learners[name].config.lr}). "
+            "No step was taken.",
             {},
         )
 
