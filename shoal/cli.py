@@ -15,7 +15,7 @@ Train reinforcement-learning agents at the speed of the hardware.
                         `shoal list` or your own, my_world.py:MyWorld
   shoal resume RUN      continue a run from its last checkpoint
   shoal eval RUN        play whole episodes and print mean, deviation and count
-  shoal record RUN      write a video of a run's policy
+  shoal record RUN      write a video of a run's policy, or one picture of many envs
   shoal plot RUN        write the learning curve as a picture
   shoal bench WORLD     measure steps per second, stepping, rollout only and end to end
   shoal list            the worlds there are
@@ -104,12 +104,12 @@ def _eval(words: list[str]) -> int:
 
 
 def _record(words: list[str]) -> int:
-    parser = _parser("record", "Write a video of a run's policy (.mp4 or .gif).")
+    parser = _parser("record", "Write a video of a run's policy (.mp4 or .gif) or one picture of many envs (.png).")
     _run_arguments(parser)
-    parser.add_argument("--out", help="file (default: videos/ in the run folder)")
-    parser.add_argument("--envs", type=int, default=4, help="envs side by side (default: 4)")
-    parser.add_argument("--steps", type=int, default=500, help="steps to record (default: 500)")
-    parser.add_argument("--fps", type=int, default=50, help="pictures per second (default: 50)")
+    parser.add_argument("--out", help="file: .mp4, .gif or .png (default: a video in videos/ of the run folder)")
+    parser.add_argument("--envs", type=int, help="envs side by side (default: 4; 16 for .png)")
+    parser.add_argument("--steps", type=int, help="steps to record (default: 10 s; for .png, the 100 before it)")
+    parser.add_argument("--fps", type=int, help="pictures per second (default: 50; 20 in worlds with places)")
     options = parser.parse_args(words)
     from shoal.run.train import load_run
     from shoal.view.video import record

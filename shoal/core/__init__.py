@@ -5,7 +5,7 @@ from shoal.core.maths import sincos, sincos_small, wrap_angle
 from shoal.core.random import Random, integer, normal, uniform, uniform4
 from shoal.core.spaces import Box, Discrete, MultiDiscrete, Space
 from shoal.core.store import Field, Store
-from shoal.core.world import EpisodeStatistics, Group, GroupOutputs, Outputs, World
+from shoal.core.world import EpisodeStatistics, Group, GroupOutputs, Outputs, Places, World
 from shoal.core.wrappers import ActionRepeat, Apply, FrameStack, TimeLimit, TransformObservation, TransformReward
 from shoal.errors import ShoalError
 
@@ -23,6 +23,7 @@ __all__ = [
     "KernelWorld",
     "MultiDiscrete",
     "Outputs",
+    "Places",
     "Random",
     "ShoalError",
     "Space",

@@ -41,6 +41,30 @@ class Group:
         return sum(self.action.nvec) if isinstance(self.action, MultiDiscrete) else 0
 
 
+@dataclass(frozen=True)
+class Places:
+    """Where the agents of a world are in a square, by the names of arrays; enough for a picture of it.
+
+    Names are of arrays [env, agent]; `{group}` in them stands for the group's name.
+    """
+
+    size: str | float
+    """Side of the square, from 0: a number, or the name of a setting. Places may be cells, whole numbers 0 to size."""
+    x: str = "{group}_x"
+    y: str = "{group}_y"
+    heading: str | None = None
+    """Where an agent points to [rad], from the x axis towards the y axis; groups without such an array have none."""
+
+    def names(self, group: Group) -> dict[str, str]:
+        """x, y and heading -> the array that says it for a group."""
+        names = {"x": self.x, "y": self.y, "heading": self.heading}
+        return {what: name.format(group=group.name) for what, name in names.items() if name is not None}
+
+    def side(self, config: object) -> float:
+        """Side of the square under these settings."""
+        return float(getattr(config, self.size) if isinstance(self.size, str) else self.size)
+
+
 @dataclass
 class GroupOutputs:
     """What a step wrote for one group: tensors [env, agent, ...] on the device."""
@@ -114,6 +138,8 @@ class World(ABC):
     device: torch.device
     outputs: Outputs
     """Where the last reset or step wrote."""
+    places: Places | None = None
+    """Where agents are, in worlds that play in a square."""
 
     @abstractmethod
     def reset(self, seed: int = 0, first_env: int = 0) -> Outputs:
@@ -166,7 +192,7 @@ class World(ABC):
 
     def picture(self, canvas, env: int) -> None:
         """Draw env `env` on a canvas of shoal.view; worlds that can be looked at override this."""
-        raise ShoalError(f"The world {self.name!r} has no picture; give its class a `picture` method to record it.")
+        raise ShoalError(f"The world {self.name!r} has no picture; give its class `places` or a `picture` method.")
 
     @property
     def drawable(self) -> bool:

@@ -18,6 +18,7 @@ class Wrapper(World):
         self.name = world.name
         self.num_envs = world.num_envs
         self.device = world.device
+        self.places = world.places
         self.groups = tuple(self._group(g) for g in world.groups)
         self._own: Outputs | None = None
 

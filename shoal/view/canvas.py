@@ -1,12 +1,15 @@
 """A small canvas in world coordinates: what a world's `picture` draws on."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
 
 import numpy as np
-from PIL import Image, ImageColor, ImageDraw
+from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 from shoal.errors import unknown
+from shoal.view.places import draw_agents
 
 COLOURS = {
     "paper": (250, 250, 247),
@@ -27,8 +30,10 @@ class Canvas:
     sin = staticmethod(math.sin)
     cos = staticmethod(math.cos)
 
-    def __init__(self, width: int = 320, height: int = 240, smooth: int = 2):
+    def __init__(self, width: int = 320, height: int = 240, smooth: int = 2, memory: dict[str, Any] | None = None):
         self.width, self.height, self.smooth = width, height, smooth
+        self.memory = {} if memory is None else memory
+        """What the pictures of one env remember from one to the next; a recording empties it with each episode."""
         self.image = Image.new("RGB", (width * smooth, height * smooth), COLOURS["paper"])
         self.draw = ImageDraw.Draw(self.image)
         self.view(-1.0, 1.0, -1.0, 1.0)
@@ -46,11 +51,11 @@ class Canvas:
     def line(self, points: Sequence[Point], colour: str, width: float) -> None:
         """A line through points."""
         size = max(1, round(self.scale * width))
-        self.draw.line([self.at(p) for p in points], _rgb(colour), size, joint="curve")
+        self.draw.line([self.at(p) for p in points], self.rgb(colour), size, joint="curve")
 
     def polygon(self, points: Sequence[Point], colour: str) -> None:
         """A filled shape."""
-        self.draw.polygon([self.at(p) for p in points], _rgb(colour))
+        self.draw.polygon([self.at(p) for p in points], self.rgb(colour))
 
     def box(self, centre: Point, width: float, height: float, colour: str) -> None:
         """A filled rectangle."""
@@ -62,26 +67,36 @@ class Canvas:
         """A filled circle."""
         x, y = self.at(centre)
         r = radius * self.scale
-        self.draw.ellipse((x - r, y - r, x + r, y + r), _rgb(colour))
+        self.draw.ellipse((x - r, y - r, x + r, y + r), self.rgb(colour))
 
-    def text(self, corner: tuple[int, int], text: str, colour: str = "ink") -> None:
-        """Words at a place in the picture, counted in its pixels from the top left."""
-        self.draw.text(
-            (corner[0] * self.smooth, corner[1] * self.smooth), text, _rgb(colour), font_size=12 * self.smooth
-        )
+    def text(self, corner: tuple[int, int], text: str, colour: str = "ink") -> int:
+        """Words at a place in the picture, counted in its pixels from the top left; returns their width."""
+        font = _font(12 * self.smooth)
+        self.draw.text((corner[0] * self.smooth, corner[1] * self.smooth), text, self.rgb(colour), font)
+        return round(font.getlength(text) / self.smooth)
+
+    def agents(self, size: float, crowds: Mapping[str, Mapping[str, np.ndarray]], step: int) -> None:
+        """Agents in a square from 0 to `size`, with trails, and a line of text.
+
+        `crowds` has for each group the arrays `x` and `y` [agent], perhaps `heading` [rad] and `alive`. This is what a
+        world with `places` draws by itself.
+        """
+        draw_agents(self, size, crowds, step)
 
     def array(self) -> np.ndarray:
         """The finished picture [height, width, 3]."""
-        small = (
-            self.image.resize((self.width, self.height), Image.Resampling.LANCZOS) if self.smooth > 1 else self.image
-        )
-        return np.asarray(small)
+        return np.asarray(self.image.reduce(self.smooth))
+
+    @staticmethod
+    def rgb(colour: str) -> tuple[int, ...]:
+        """A colour by name, or as #rrggbb."""
+        if colour.startswith("#"):
+            return ImageColor.getrgb(colour)
+        if colour not in COLOURS:
+            raise unknown("colour", colour, COLOURS)
+        return COLOURS[colour]
 
 
-def _rgb(colour: str) -> tuple[int, ...]:
-    """A colour by name, or as #rrggbb."""
-    if colour.startswith("#"):
-        return ImageColor.getrgb(colour)
-    if colour not in COLOURS:
-        raise unknown("colour", colour, COLOURS)
-    return COLOURS[colour]
+@cache
+def _font(size: int) -> Any:
+    return ImageFont.load_default(size)

@@ -1,7 +1,9 @@
 """Recordings: several envs of a world side by side, played by a run's policy."""
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -11,49 +13,76 @@ from shoal.run.build import make_world
 from shoal.run.evaluate import EVALUATION_SEED, Player
 from shoal.run.train import Run
 from shoal.view.canvas import Canvas
+from shoal.view.places import TRAIL
+from shoal.worlds import world_class
+
+WIDE, SQUARE = (320, 240), (368, 368)
+"""Size of one env's picture [pixels], and of one that plays in a square; videos want multiples of 16."""
+FAST, SLOW = 50, 20
+"""Pictures per second; in a square there are many to follow."""
+SECONDS = 10
+"""Length of a video."""
+STILL_ENVS, VIDEO_ENVS = 16, 4
+STILL_STEPS = 100
 
 
 def record(
     run: Run,
     out: str | Path | None = None,
-    envs: int = 4,
-    steps: int = 500,
-    fps: int = 50,
+    envs: int | None = None,
+    steps: int | None = None,
+    fps: int | None = None,
     seed: int | None = None,
     sample: bool = False,
 ) -> Path:
-    """Play a run's policy for `steps` steps in `envs` envs and write what they look like (.mp4 or .gif)."""
+    """Play a run's policy for `steps` steps in `envs` envs and write what they look like.
+
+    A video (.mp4 or .gif), or one picture at the end (.png); what is not said follows the kind of file and world.
+    """
+    path = Path(out) if out else run.path / "videos" / f"{run.job.train.algo}.mp4"
+    if path.suffix not in (".mp4", ".gif", ".png"):
+        raise ShoalError(f"A recording ends in .mp4, .gif or .png, got {path.name!r}.")
+    still = path.suffix == ".png"
+    envs = (STILL_ENVS if still else VIDEO_ENVS) if envs is None else envs
+    flat = world_class(run.job.world).places is not None
+    fps = (SLOW if flat else FAST) if fps is None else fps
+    steps = (STILL_STEPS if still else fps * SECONDS) if steps is None else steps
     if envs < 1 or steps < 1 or fps < 1:
         raise ShoalError(f"--envs, --steps and --fps must be at least 1, got {envs}, {steps} and {fps}.")
-    path = Path(out) if out else run.path / "videos" / f"{run.job.train.algo}.mp4"
-    if path.suffix not in (".mp4", ".gif"):
-        raise ShoalError(f"A recording ends in .mp4 or .gif, got {path.name!r}.")
     world = make_world(run.job, envs)
     if not world.drawable:
         world.picture(None, 0)
     player = Player(world, run.policies, EVALUATION_SEED + (run.job.train.seed if seed is None else seed), sample)
     path.parent.mkdir(parents=True, exist_ok=True)
-    frames = (_play(player, step) for step in range(steps))
-    if path.suffix == ".gif":
-        _write_gif(path, frames, fps)
+    if still:
+        _write_still(path, player, steps)
+    elif path.suffix == ".gif":
+        _write_gif(path, frames(player, steps), fps)
     else:
-        _write_video(path, frames, fps)
+        _write_video(path, frames(player, steps), fps)
     return path
 
 
-def _play(player: Player, step: int) -> np.ndarray:
-    if step:
+def frames(player: Player, steps: int) -> Iterator[np.ndarray]:
+    """One picture per step, from where the player stands."""
+    memories: list[dict[str, Any]] = [{} for _ in range(player.world.num_envs)]
+    yield contact_sheet(player.world, memories)
+    for _ in range(steps - 1):
         player.step()
-    return contact_sheet(player.world)
+        out = player.world.outputs
+        for env in (out.terminated | out.truncated).nonzero().flatten().tolist():
+            memories[env].clear()
+        yield contact_sheet(player.world, memories)
 
 
-def contact_sheet(world: World, width: int = 320, height: int = 240) -> np.ndarray:
-    """All envs of a (small) world in one picture, in rows."""
+def contact_sheet(world: World, memories: list[dict[str, Any]] | None = None) -> np.ndarray:
+    """All envs of a (small) world in one picture, in rows; `memories` (one per env) go from one picture to the next."""
+    width, height = WIDE if world.places is None else SQUARE
     columns = math.ceil(math.sqrt(world.num_envs))
     rows = math.ceil(world.num_envs / columns)
     sheet = np.full((rows * height, columns * width, 3), 250, dtype=np.uint8)
     for env in range(world.num_envs):
-        canvas = Canvas(width, height)
+        canvas = Canvas(width, height, memory=memories[env] if memories else None)
         world.picture(canvas, env)
         row, column = divmod(env, columns)
         sheet[row * height : (row + 1) * height, column * width : (column + 1) * width] = canvas.array()
@@ -61,6 +90,16 @@ def contact_sheet(world: World, width: int = 320, height: int = 240) -> np.ndarr
         sheet[height::height] = 225
         sheet[:, width::width] = 225
     return sheet
+
+
+def _write_still(path: Path, player: Player, steps: int) -> None:
+    """What there is after `steps` steps; pictures before that are drawn for their trails alone."""
+    from PIL import Image
+
+    for _ in range(steps - TRAIL):
+        player.step()
+    *_, last = frames(player, min(steps, TRAIL) + 1)
+    Image.fromarray(last).save(path)
 
 
 def _write_video(path: Path, frames, fps: int) -> None:

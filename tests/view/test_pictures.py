@@ -1,17 +1,23 @@
 """Recordings and plots: the files are there, of the right size, and show something."""
 
+from dataclasses import dataclass
+
 import imageio.v2 as imageio
 import numpy as np
 import pytest
+import torch
+import warp as wp
 from PIL import Image
 
 import shoal
+from shoal.core import Box, Discrete, Each, Field, Group, KernelWorld, Places, TimeLimit
 from shoal.errors import ShoalError
 from shoal.run.bench import bench_stepping, bench_training
 from shoal.run.config import make_job
 from shoal.view.canvas import Canvas
+from shoal.view.places import FLASH, GROUPS, TRAIL
 from shoal.view.plot import plot_bench, plot_runs
-from shoal.view.video import contact_sheet, record
+from shoal.view.video import SQUARE, contact_sheet, frames, record
 from shoal.worlds import WORLDS, world_class
 
 SMALL = dict(num_envs=16, rollout=8, eval_episodes=2, quiet=True, device="cpu", log_every=0.0)
@@ -35,8 +41,14 @@ def test_gif(run, tmp_path):
 
 
 def test_other_endings_are_refused(run, tmp_path):
-    with pytest.raises(ShoalError, match=r"\.mp4 or \.gif"):
+    with pytest.raises(ShoalError, match=r"\.mp4, \.gif or \.png"):
         record(run, tmp_path / "a.txt")
+
+
+def test_a_sheet_is_one_picture_of_sixteen_envs(run, tmp_path):
+    with Image.open(record(run, tmp_path / "a.png", steps=3)) as image:
+        assert image.format == "PNG"
+        assert image.size == (4 * 320, 4 * 240)
 
 
 @pytest.mark.parametrize("name", sorted(WORLDS))
@@ -70,3 +82,182 @@ def test_curves(run, tmp_path):
     assert rows[0]["steps_per_second"] > 0
     assert rows[1]["rollout_only"] > rows[1]["steps_per_second"] * 0.5
     assert plot_bench(rows, tmp_path / "bench.png").is_file()
+
+
+# --- Ditch: two groups on their way to the right; those who cross the middle leave --------------------------------
+
+
+@wp.func
+def walk(env: int, agent: int, walker_x: wp.array2d[float], walker_alive: wp.array2d[wp.bool]):
+    """Half a metre to the right; who is past the ditch is put far away, to show that a cross stays where it was."""
+    there = walker_alive[env, agent]
+    if there:
+        walker_x[env, agent] = walker_x[env, agent] + 0.5
+        walker_alive[env, agent] = walker_x[env, agent] < 6.0
+    else:
+        walker_x[env, agent] = 1000.0
+
+
+@wp.func
+def stand(env: int, agent: int, guard_x: wp.array2d[float], guard_y: wp.array2d[float]):
+    guard_x[env, agent] = 8.0
+    guard_y[env, agent] = 2.0 + 6.0 * float(agent)
+
+
+@wp.func
+def line_up(env: int, agent: int, walker_x: wp.array2d[float], walker_y: wp.array2d[float]):
+    walker_x[env, agent] = 1.0 - float(agent)
+    walker_y[env, agent] = 3.0 + 3.0 * float(agent)
+
+
+@wp.func
+def look(env: int, walker_observation: wp.array3d[float], guard_observation: wp.array3d[float]):
+    for agent in range(2):
+        walker_observation[env, agent, 0] = 0.0
+        guard_observation[env, agent, 0] = 0.0
+
+
+class Ditch(KernelWorld):
+    @dataclass(frozen=True)
+    class Config:
+        size: float = 10.0
+        max_steps: int = 16
+
+    state = dict(
+        walker_x=Field(float, (2,)),
+        walker_y=Field(float, (2,)),
+        guard_x=Field(float, (2,)),
+        guard_y=Field(float, (2,)),
+        guard_turn=Field(float, (2,)),
+    )
+    groups = (
+        Group("walker", observation=Box(1), action=Discrete(2), agents=2, leaves=True),
+        Group("guard", observation=Box(1), action=Discrete(2), agents=2),
+    )
+    step, observe = [Each("walker", walk)], look
+    reset = [Each("walker", line_up), Each("guard", stand)]
+    places = Places(size="size", heading="{group}_turn")
+
+
+WALKER, GUARD, RED = (np.array(Canvas.rgb(name)) for name in (*GROUPS[:2], "red"))
+
+
+class Watch:
+    """A Ditch of one env in a wrapper, and the pictures of it."""
+
+    def __init__(self):
+        self.world, self.memory = TimeLimit(Ditch(1), 16), {}
+        self.world.reset(0)
+        self.sheet = contact_sheet(self.world, [self.memory])
+
+    def walk(self, steps: int) -> "Watch":
+        actions = {g.name: torch.zeros(1, g.agents, dtype=torch.int32) for g in self.world.groups}
+        for _ in range(steps):
+            self.world.step(actions)
+            self.sheet = contact_sheet(self.world, [self.memory])
+        return self
+
+    def near(self, x: float, y: float, half: float = 0.25) -> np.ndarray:
+        """The pixels around a place of the world [n, 3]."""
+        canvas = Canvas(*SQUARE)
+        canvas.view(-0.3, 10.3, -0.3, 10.3 + 10.6 * 20 / (SQUARE[1] - 20))
+        (left, low), (right, high) = (canvas.at(p) for p in ((x - half, y - half), (x + half, y + half)))
+        rows, columns = slice(int(high / 2), int(low / 2) + 1), slice(int(left / 2), int(right / 2) + 1)
+        return self.sheet[rows, columns].reshape(-1, 3).astype(int)
+
+    def shows(self, colour: np.ndarray, x: float, y: float, half: float = 0.25) -> bool:
+        return bool((np.abs(self.near(x, y, half) - colour).max(axis=1) < 40).any())
+
+
+def orange(pixels: np.ndarray) -> float:
+    """How near the strongest of the pixels is to the walkers' colour, from 0 (white)."""
+    return float((pixels[:, 0] - pixels[:, 2]).max())
+
+
+def test_agents_are_where_the_store_says():
+    watch = Watch()
+    assert watch.sheet.shape == (*SQUARE, 3)
+    for colour, x, y in ((WALKER, 1.0, 3.0), (WALKER, 0.0, 6.0), (GUARD, 8.0, 2.0), (GUARD, 8.0, 8.0)):
+        assert watch.shows(colour, x, y)
+    assert (watch.near(5.0, 3.0) == 255).all()
+    assert watch.walk(8).shows(WALKER, 5.0, 3.0)
+
+
+def test_guards_point_along_their_heading():
+    """A dart is longer ahead than behind."""
+    watch = Watch()
+    assert watch.shows(GUARD, 8.3, 2.0, 0.05)
+    assert not watch.shows(GUARD, 7.7, 2.0, 0.05)
+    watch.world.world.store.guard_turn.fill_(np.pi / 2)
+    watch.walk(1)
+    assert watch.shows(GUARD, 8.0, 2.3, 0.05)
+    assert not watch.shows(GUARD, 8.3, 2.0, 0.05)
+
+
+def test_trails_fade_and_end():
+    watch = Watch().walk(8)
+    colours = [orange(watch.near(x, 3.0, 0.1)) for x in (1.3, 2.8, 4.3)]
+    assert 10 < colours[0] < colours[1] < colours[2]
+    watch.walk(TRAIL + 1 - 8)
+    assert (watch.near(1.3, 3.0, 0.1) == 255).all()
+
+
+def test_a_recording_forgets_trails_when_an_episode_begins():
+    """Envs start anew after 16 steps: what they show then is what they showed first."""
+
+    class Still:
+        world = Ditch(2)
+
+        def step(self):
+            self.world.step({g.name: torch.zeros(2, 2, dtype=torch.int32) for g in self.world.groups})
+
+    player = Still()
+    player.world.reset(0)
+    seen = list(frames(player, 20))
+    np.testing.assert_array_equal(seen[16], seen[0])
+    assert not np.array_equal(seen[15], seen[0])
+    np.testing.assert_array_equal(seen[19], seen[3])
+
+
+def test_who_leaves_is_ringed_and_then_marked():
+    watch = Watch().walk(9)
+    assert not watch.shows(RED, 6.0, 3.0, 0.6)
+    watch.walk(1)
+    assert watch.shows(RED, 6.0, 3.0, 0.6)
+    watch.walk(FLASH)
+    assert not watch.shows(RED, 6.0, 3.0, 0.6)
+    assert not watch.shows(WALKER, 6.0, 3.0)
+    assert orange(watch.near(6.0, 3.0)) > 20
+
+
+@pytest.mark.parametrize(("agents", "size"), [(1, 4), (5, 10), (1000, 50)])
+def test_any_number_of_agents_on_cells(agents, size):
+    """Agents on one cell are drawn apart."""
+    canvas = Canvas(*SQUARE)
+    rng = np.random.default_rng(0)
+    crowds = {name: dict(zip("xy", rng.integers(0, size + 1, (2, agents)), strict=True)) for name in ("a", "b")}
+    canvas.agents(size, crowds, 3)
+    one, other = (Canvas(*SQUARE), Canvas(*SQUARE))
+    for canvas, at in ((one, [2]), (other, [2, 2])):
+        canvas.agents(4, dict(a=dict(x=np.array(at), y=np.array(at))), 0)
+    count = [(np.abs(c.array()[30:].astype(int) - WALKER).max(axis=2) < 40).sum() for c in (one, other)]
+    assert count[1] > 1.5 * count[0]
+
+
+def test_recordings_of_a_square_are_square(tmp_path):
+    run = shoal.train(f"{__file__}:Ditch", total_steps=512, run_dir=tmp_path / "run", **dict(SMALL, compile="off"))
+    with Image.open(record(run, tmp_path / "a.png")) as image:
+        assert image.size == (4 * SQUARE[0], 4 * SQUARE[1])
+    frames = imageio.mimread(record(run, tmp_path / "a.mp4", envs=2, steps=5), memtest=False)
+    assert [frame.shape for frame in frames] == [(SQUARE[1], 2 * SQUARE[0], 3)] * 5
+
+
+def test_places_that_name_nothing_are_refused():
+    for places, message in (
+        (Places(size="sise"), "setting for Wrong.places: 'sise'; did you mean 'size'"),
+        (Places(size=10.0, x="{group}_u"), "array for Wrong.places: 'walker_u'"),
+        (Places(size=10.0, heading="{group}_way"), "array for Wrong.places: 'walker_way'"),
+    ):
+        Wrong = type("Wrong", (Ditch,), dict(places=places))
+        with pytest.raises(ShoalError, match=message):
+            Wrong(1)
