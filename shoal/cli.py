@@ -18,6 +18,7 @@ Train reinforcement-learning agents at the speed of the hardware.
   shoal record RUN      write a video of a run's policy, or one picture of many envs
   shoal plot RUN        write the learning curve as a picture
   shoal bench WORLD     measure steps per second, stepping, rollout only and end to end
+  shoal check WORLD     look for mistakes in a world of your own
   shoal list            the worlds there are
 
 `shoal COMMAND --help` shows all flags of a command. `python -m shoal` works as well.
@@ -137,6 +138,13 @@ def _bench(words: list[str]) -> int:
     return bench_command(world, flags)
 
 
+def _check(words: list[str]) -> int:
+    world, flags = _world(words, "check")
+    from shoal.run.check import check_command
+
+    return check_command(world, flags)
+
+
 def _list(words: list[str]) -> int:
     _parser("list", "The worlds there are.").parse_args(words)
     from shoal.worlds import WORLDS
@@ -154,6 +162,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "record": _record,
     "plot": _plot,
     "bench": _bench,
+    "check": _check,
     "list": _list,
 }
 
