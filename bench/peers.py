@@ -53,7 +53,7 @@ def shoal_stepper(envs):
     world = world_class("cartpole")(envs, "cpu")
     world.reset(0)
     actions, draw = bench.random_actions(world, STEPS)
-    play = world.play({"cart": actions})
+    play = world.play(actions)
 
     def call():
         draw()

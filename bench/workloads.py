@@ -1,53 +1,108 @@
-"""The cart-pole workloads that Shoal states figures for, beside peers measured on the same card.
+"""The workloads that Shoal states figures for, beside peers measured on the same card.
 
 python bench/workloads.py                     all rows, one JSON line each, and a table
-python bench/workloads.py --curve             rollout and training over 64 to 1,000,000 envs
+python bench/workloads.py tag_grid_5x2000     one of them
+python bench/workloads.py --curve envs        cart-pole over 64 to 1,000,000 envs
+python bench/workloads.py --curve agents      tag-grid over 5 to 1,000 agents and 10 to 100,000 envs
 python bench/workloads.py --out bench/results/cartpole_h200.jsonl
 """
 
 import argparse
+import gc
 import json
 from pathlib import Path
 
+import torch
+
+from shoal.errors import ShoalError
 from shoal.run import bench
 from shoal.run.config import make_job
+from shoal.run.memory import estimate
 
 PPO = dict(algo="ppo", rollout=32, epochs=4, minibatches=4, hidden=(64, 64), activation="tanh", shared=False)
 A2C = dict(algo="a2c", rollout=100, hidden=(32, 32), activation="relu", shared=True)
+GRID = dict(hidden=(32, 32), activation="relu", shared=True, one_policy=True)
+GRID_A2C = dict(algo="a2c", rollout=100, lr=1e-3, gamma=0.98, entropy=0.05, clip_norm=3.0, **GRID)
+GRID_PPO = dict(algo="ppo", rollout=100, epochs=2, minibatches=4, **GRID)
+SQUARE = dict(num_envs=100, rollout=250, hidden=(256, 256), activation="relu", shared=True)
+SQUARE_A2C = dict(algo="a2c", lr=1e-3, gamma=0.98, entropy=0.05, clip_norm=0.5, per_group="runner.lr=5e-3", **SQUARE)
+SQUARE_PPO = dict(algo="ppo", epochs=2, minibatches=4, **SQUARE)
+THOUSAND = dict(taggers=999, full=False)
 
 ROWS = {
-    "a2c_10000": (dict(num_envs=10_000, **A2C), 64e6, "WarpDrive 6.4 M"),
-    "ppo_4096": (dict(num_envs=4096, **PPO), 22e6, "PureJaxRL 27.9 M"),
-    "ppo_16384": (dict(num_envs=16_384, **PPO), 40e6, "PureJaxRL 55.4 M"),
-    "stepping_1048576": (dict(num_envs=1_048_576), 10e9, "gymnax 22.8 G"),
+    "cartpole_a2c_10000": ("cartpole", dict(num_envs=10_000, **A2C), {}, 64e6, "WarpDrive 6.4 M"),
+    "cartpole_ppo_4096": ("cartpole", dict(num_envs=4096, **PPO), {}, 22e6, "PureJaxRL 27.9 M"),
+    "cartpole_ppo_16384": ("cartpole", dict(num_envs=16_384, **PPO), {}, 40e6, "PureJaxRL 55.4 M"),
+    "cartpole_stepping_1048576": ("cartpole", dict(num_envs=1_048_576), {}, 10e9, "gymnax 22.8 G"),
+    "tag_grid_5x2000": ("tag-grid", dict(num_envs=2000, **GRID_A2C), {}, 25e6, "WarpDrive 1.26 M"),
+    "tag_grid_5x2000_ppo": ("tag-grid", dict(num_envs=2000, **GRID_PPO), {}, None, "-"),
+    "tag_grid_5x20000": ("tag-grid", dict(num_envs=20_000, **GRID_A2C), {}, 80e6, "WarpDrive 10.7 M"),
+    "tag_grid_5x20000_ppo": ("tag-grid", dict(num_envs=20_000, **GRID_PPO), {}, None, "-"),
+    "tag_continuous_110x100": ("tag-continuous", SQUARE_A2C, {}, 475e3, "WarpDrive 31.6 k"),
+    "tag_continuous_110x100_ppo": ("tag-continuous", SQUARE_PPO, {}, None, "-"),
+    "tag_grid_1000x2000": ("tag-grid", dict(num_envs=2000, **GRID_A2C), THOUSAND, 1.5e6, "WarpDrive out of memory"),
+    "tag_grid_1000x2000_ppo": ("tag-grid", dict(num_envs=2000, **GRID_PPO), THOUSAND, None, "-"),
 }
+
+
+def job_of(world, settings, config, device):
+    return make_job(world, total_steps=1e12, device=device, world_config=config, **settings)
 
 
 def run_rows(names, seconds, device):
     rows = []
     for name in names:
-        settings, goal, peer = ROWS[name]
-        job = make_job("cartpole", total_steps=1e12, device=device, **settings)
-        if name.startswith("stepping"):
+        world, settings, config, goal, peer = ROWS[name]
+        job = job_of(world, settings, config, device)
+        if "stepping" in name:
             row = bench.bench_stepping(job, settings["num_envs"], seconds)
         else:
             row = bench.bench_training(job, seconds)
         row = dict(workload=name, goal=goal, peer=peer, **row)
         print(json.dumps(row), flush=True)
         rows.append(row)
+        _free()
     return rows
 
 
-def run_curve(seconds, device):
+def curve_over_envs(seconds, device):
     rows = []
     for exponent in range(6, 21, 2):
         envs = 2**exponent if exponent < 20 else 1_000_000
-        job = make_job("cartpole", total_steps=1e12, device=device, num_envs=envs, **PPO)
-        rows.append(bench.bench_stepping(job, envs, seconds / 2))
-        rows.append(bench.bench_training(job, seconds))
+        job = job_of("cartpole", dict(num_envs=envs, **PPO), {}, device)
+        rows += [bench.bench_stepping(job, envs, seconds / 2), bench.bench_training(job, seconds)]
         for row in rows[-2:]:
             print(json.dumps(row), flush=True)
+        _free()
     return rows
+
+
+def curve_over_agents(seconds, device):
+    """Tag-grid with six-float observations; where the card is full, the row says so and how many envs fit."""
+    rows = []
+    for agents in (5, 30, 100, 300, 1000):
+        for envs in (10, 100, 1000, 10_000, 100_000):
+            config = dict(taggers=agents - 1, full=False)
+            job = job_of("tag-grid", dict(num_envs=envs, **GRID_A2C), config, device)
+            told = estimate(job)
+            if envs > told.fits:
+                row = dict(bench="full", world="tag-grid", num_envs=envs, agents_per_env=agents, fits=told.fits)
+            else:
+                try:
+                    row = bench.bench_training(job, seconds)
+                except (torch.cuda.OutOfMemoryError, ShoalError) as error:
+                    row = dict(bench="full", world="tag-grid", num_envs=envs, agents_per_env=agents, error=str(error))
+            rows.append(row)
+            print(json.dumps(row), flush=True)
+            _free()
+    return rows
+
+
+def _free():
+    """Give a row's memory back before the next one is measured."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def main():
@@ -55,22 +110,27 @@ def main():
     parser.add_argument("rows", nargs="*", help=f"which rows (default: all): {', '.join(ROWS)}")
     parser.add_argument("--seconds", type=float, default=3.0, help="time per figure")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--curve", action="store_true", help="measure over a range of env counts instead")
+    parser.add_argument("--curve", choices=("envs", "agents"), help="measure over a range instead")
     parser.add_argument("--out", type=Path, help="also write the JSON lines to this file")
     options = parser.parse_args()
     if options.curve:
-        rows = run_curve(options.seconds, options.device)
+        run = curve_over_envs if options.curve == "envs" else curve_over_agents
+        rows = run(options.seconds, options.device)
     else:
         rows = run_rows(options.rows or list(ROWS), options.seconds, options.device)
         for row in rows:
-            rollout = row.get("rollout_only")
-            beside = f"  rollout only {rollout / 1e6:8.1f} M" if rollout else ""
+            rollout, goal = row.get("rollout_only"), row["goal"]
+            beside = f"  rollout only {rollout / 1e6:8.2f} M" if rollout else ""
             print(
-                f"{row['workload']:18} {row['steps_per_second'] / 1e6:10.1f} M env steps/s{beside}"
-                f"   goal {row['goal'] / 1e6:.0f} M   peer: {row['peer']}"
+                f"{row['workload']:26} {row['steps_per_second'] / 1e6:10.2f} M env steps/s{beside}"
+                f"   goal {'-' if goal is None else f'{goal / 1e6:g} M'}   peer: {row['peer']}"
             )
     if options.out:
         bench.save(rows, options.out)
+        if options.curve:
+            from shoal.view.plot import plot_bench
+
+            plot_bench(rows, options.out.with_suffix(".png"))
 
 
 if __name__ == "__main__":

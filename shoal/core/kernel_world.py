@@ -32,7 +32,10 @@ CARRIED = ("alive", "action_mask", "acting")
 
 @dataclass(frozen=True)
 class Each:
-    """`Each("runner", fn)` runs a per-agent function (one with an `agent` parameter) for one of several groups."""
+    """`Each("runner", fn)` runs a per-agent function (one with an `agent` parameter) for one of several groups.
+
+    Its parameters may name that group's arrays without the group: `x` stands for `runner_x`.
+    """
 
     group: str
     function: Any
@@ -62,7 +65,7 @@ class KernelWorld(World):
     """Float arrays of the state, one number per env, whose value at the end of an episode is reported as a mean."""
     settings: ClassVar[dict[str, dict[str, Any]]] = {}
     """Tuned settings for training, under the command line's names with underscores, in sections: `common`, then by kind
-    of device (`cpu`, `gpu`), by learner (`ppo`, `a2c`) and by both (`a2c_cpu`)."""
+    of device (`cpu`, `gpu`), by learner (`ppo`, `a2c`) and by both (`a2c_cpu`). The entry `world` sets the config's."""
 
     # The author's stages. Subclasses give Warp functions or torch methods under the plain names `step`, `reset` and
     # `observe`; __init_subclass__ moves them here, since those names are the world's own methods.
@@ -423,8 +426,13 @@ class KernelWorld(World):
             if per_agent and len(self.groups) > 1 and not isinstance(item, Each):
                 raise ShoalError(f"{type(self).__name__}.{function.key} runs per agent: say for which group with Each.")
             renamed = {**(renames or {}), **self._held_actions()}
-            names = {k: v for k, v in renamed.items() if k in _parameters(function)}
-            together = "observe" if stage == "observe" else ""  # each writes what one agent sees, and nothing else
+            names: dict[str, str] = {}
+            for name in _parameters(function):
+                own = f"{group.name}_{name}"
+                own = own if isinstance(item, Each) and own in self.store else name
+                names[name] = renamed.get(own, own)
+            # Functions that write what one agent sees touch nothing of one another's.
+            together = "observe" if any(n.endswith("observation") for n in _parameters(function)) else ""
             calls.append(Call(function, group.agents if per_agent else 0, when, names, together))
         return calls
 

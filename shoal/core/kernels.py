@@ -2,15 +2,16 @@
 
 An author writes `@wp.func` functions whose parameters name what they need: `env` (and `agent`) is the index, `rng` the
 random numbers of that env and step, every other name an array of the store or a field of the config. Shoal generates
-the kernels around them, one launch for all calls between two torch functions. On a GPU a thread owns an env of few
-agents, a block of threads one of many: its threads share the agents and meet after each call, so that a call may read
-what the one before it wrote for other agents. On a CPU the same functions stand in plain counted loops over a slice of
-the envs, which the compiler vectorises.
+the kernels around them, one launch for all calls between two torch functions. On a GPU a thread owns an env of single
+agents; several agents share a few lanes of a warp, many a block of threads. These meet after each call, so that a call
+may read what the one before it wrote for other agents. On a CPU the same functions stand in plain counted loops over a
+slice of the envs, which the compiler vectorises.
 """
 
 import linecache
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -24,8 +25,8 @@ from shoal.errors import ShoalError, unknown
 ENVS_PER_BLOCK = 4096
 """Envs that one task of a CPU launch covers: few enough that their arrays stay in the cache."""
 
-AGENTS_PER_THREAD = 8
-"""On a GPU, envs with more agents than this in a group get a block of threads instead of one."""
+WARP = 32
+"""Threads of a GPU that run in step; up to so many agents share a warp, or a part of one."""
 
 THREADS_PER_BLOCK = 256
 """The most threads that share an env."""
@@ -144,10 +145,14 @@ def build(name: str, calls: list[Call], on_cpu: bool) -> Program:
         return _generate(f"{name}_cpu", calls, _cpu_body)
     if len(calls) == 1 and most:
         return _generate(f"{name}_each", calls, _each_body, threads=most)
-    if most <= AGENTS_PER_THREAD:
+    if most <= 1:
         return _generate(f"{name}_thread", calls, _thread_body)
-    block = min(THREADS_PER_BLOCK, -(-most // 32) * 32)
-    return _generate(f"{name}_block", calls, lambda *given: _block_body(block, *given), threads=block, block=block)
+    if most <= WARP:
+        lanes = 1 << (most - 1).bit_length()
+        return _generate(f"{name}_lanes", calls, partial(_shared_body, lanes, f"meet_lanes({lanes})"), threads=lanes)
+    block = min(THREADS_PER_BLOCK, -(-most // WARP) * WARP)
+    body = partial(_shared_body, block, "meet_block()")
+    return _generate(f"{name}_block", calls, body, threads=block, block=block)
 
 
 def _generate(name: str, calls: list[Call], body: Callable[..., list[str]], **shape: int) -> Program:
@@ -164,7 +169,11 @@ def _generate(name: str, calls: list[Call], body: Callable[..., list[str]], **sh
     types = {f"T_{local}": p.annotation for local, p in parameters.values()}
     signature = ", ".join(["count: int", *(f"{local}: T_{local}" for local, _ in parameters.values())])
     source = f"def {name}({signature}):\n" + "\n".join(f"    {line}" for line in lines) + "\n"
-    kernel = _compile(name, source, {"wp": wp, "random_at": random_at, "barrier": barrier, **names, **types})
+    kernel = _compile(
+        name,
+        source,
+        {"wp": wp, "random_at": random_at, "meet_block": meet_block, "meet_lanes": meet_lanes, **names, **types},
+    )
     return Program(kernel, tuple(p for _, p in parameters.values()), **shape)
 
 
@@ -219,8 +228,19 @@ def _guard(when: str, argument: Callable[[str, Any], str]) -> str:
 __syncthreads();
 #endif
 """)
-def barrier():
+def meet_block():
     """All threads of a block meet; what they have written is seen by each other."""
+    ...
+
+
+@wp.func_native("""
+#if defined(__CUDA_ARCH__)
+unsigned first = (threadIdx.x & 31u) & ~(unsigned(lanes) - 1u);
+__syncwarp((lanes >= 32 ? 0xffffffffu : (1u << lanes) - 1u) << first);
+#endif
+""")
+def meet_lanes(lanes: int):
+    """The lanes of a warp that share an env meet."""
     ...
 
 
@@ -245,8 +265,8 @@ def _thread_body(calls: list[Call], argument: Callable[[str, Any], str]) -> list
     return lines
 
 
-def _block_body(block: int, calls: list[Call], argument: Callable[[str, Any], str]) -> list[str]:
-    """One block of threads per env: the first one runs what is per env, all of them share what is per agent."""
+def _shared_body(threads: int, meet: str, calls: list[Call], argument: Callable[[str, Any], str]) -> list[str]:
+    """Several threads per env: the first one runs what is per env, all of them share what is per agent."""
     lines = ["env, lane = wp.tid()"]
     for when, run in groupby(enumerate(calls), key=lambda item: item[1].when):
         pad = ""
@@ -260,8 +280,8 @@ def _block_body(block: int, calls: list[Call], argument: Callable[[str, Any], st
             else:
                 for i, call in part:
                     lines += [f"{pad}agent = int(lane)", f"{pad}while agent < {call.agents}:"]
-                    lines += [f"{pad}    {_call_text(i, call, argument)}", f"{pad}    agent += {block}"]
-            lines.append(f"{pad}barrier()")
+                    lines += [f"{pad}    {_call_text(i, call, argument)}", f"{pad}    agent += {threads}"]
+            lines.append(f"{pad}{meet}")
     return lines
 
 

@@ -109,8 +109,8 @@ class PolicyGradient:
         self.adam = Adam(policy, config.adam_eps, config.clip_norm, compiled)
         self.updates = torch.zeros(1, dtype=torch.int32, device=self.device)
 
-        steps, envs, agents = rollout.reward.shape
-        self.value = torch.zeros(steps + 1, envs, agents, device=self.device)
+        envs, agents = rollout.reward.shape[1:]
+        self.value = rollout.value
         self.final_value = torch.zeros(rollout.final_observation.shape[:3], device=self.device)
         self.advantage = torch.zeros_like(rollout.reward)
         self.target = torch.zeros_like(rollout.reward)
@@ -189,7 +189,7 @@ class PolicyGradient:
     def _values(self) -> None:
         """Values of all observations, in few large passes."""
         seen, out = self.rollout.observation, self.value
-        passes = self._passes(self.rollout.samples)
+        passes = [] if self.rollout.valued else self._passes(self.rollout.samples)
         if len(passes) == 1:
             self._value_of(seen.flatten(0, 2), out.view(-1))
         else:
@@ -305,7 +305,7 @@ class PolicyGradient:
     @property
     def nbytes(self) -> int:
         """Memory that grows with the number of envs."""
-        own = (self.value, self.final_value, self.advantage, self.target, self.reward_carry)
+        own = (self.final_value, self.advantage, self.target, self.reward_carry)
         weights = 0 if self._counts is None else self._counts.nbytes * (len(self._choices) > 1)
         return sum(t.nbytes for t in own) + weights
 

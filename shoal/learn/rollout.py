@@ -20,6 +20,8 @@ class Rollout:
     """[T, N, A, *action]: as the policy chose it, before scaling and clipping."""
     log_prob: torch.Tensor
     """[T, N, A]: log-probability under the policy that acted."""
+    value: torch.Tensor
+    """[T + 1, N, A]: values of the observations, written with the actions if `valued`, else by the learner."""
     reward: torch.Tensor
     """[T, N, A]"""
     terminated: torch.Tensor
@@ -38,6 +40,8 @@ class Rollout:
     """[T + 1, N, A]: whether the action was the agent's choice, or an earlier one still stood (None: always)."""
     version: torch.Tensor
     """[1]: how many updates the policy that acted had seen."""
+    valued: bool = False
+    """Whether the first T rows of `value` come with the actions."""
 
     @property
     def steps(self) -> int:
@@ -49,7 +53,7 @@ class Rollout:
 
     @property
     def nbytes(self) -> int:
-        return sum(t.nbytes for t in vars(self).values() if t is not None)
+        return sum(t.nbytes for t in vars(self).values() if isinstance(t, torch.Tensor))
 
 
 CARRIED = ("observation", "alive", "action_mask", "acting")
@@ -75,6 +79,7 @@ def allocate(groups: list[Group], steps: int, num_envs: int, truncations: int, d
         observation=zeros(steps + 1, *batch, *see.shape, dtype=see.dtype),
         action=zeros(steps, *batch, *act.shape, dtype=act.dtype),
         log_prob=zeros(steps, *batch),
+        value=zeros(steps + 1, *batch),
         reward=zeros(steps, *batch),
         terminated=zeros(steps, num_envs, dtype=torch.bool),
         truncated=zeros(steps, num_envs, dtype=torch.bool),

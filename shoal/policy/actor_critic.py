@@ -6,7 +6,7 @@ from torch import nn
 from shoal.core.world import Group
 from shoal.errors import ShoalError
 from shoal.policy.heads import make_head
-from shoal.policy.mlp import MLP, Torso, orthogonal
+from shoal.policy.mlp import MLP, Torso, linear, orthogonal
 from shoal.policy.normalise import RunningMoments
 
 OBSERVATION_CLIP = 10.0
@@ -40,27 +40,41 @@ class ActorCritic(nn.Module):
         return self.head(self.policy_torso(self._see(observation)), mask)
 
     def value(self, observation: torch.Tensor) -> torch.Tensor:
-        return self.value_head(self.value_torso(self._see(observation))).float().squeeze(-1)
+        layer = self.value_head
+        return linear(self.value_torso(self._see(observation)), layer.weight, layer.bias).float().squeeze(-1)
 
     def distribution_and_value(
         self, observation: torch.Tensor, mask: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        seen = self._see(observation)
-        features = self.policy_torso(seen)
-        others = features if self.value_torso is self.policy_torso else self.value_torso(seen)
-        return self.head(features, mask), self.value_head(others).float().squeeze(-1)
+        if self.value_torso is not self.policy_torso:
+            return self.distribution(observation, mask), self.value(observation)
+        both = (self.head.linear, self.value_head)  # on top of one torso, one layer does for both
+        weight, bias = torch.cat([layer.weight for layer in both]), torch.cat([layer.bias for layer in both])
+        raw = linear(self.policy_torso(self._see(observation)), weight, bias)
+        return self.head.params(raw[..., :-1], mask), raw[..., -1].float()
 
     def activations(self) -> int:
         """Numbers that one sample leaves behind on its way through: what an update has to keep."""
-        counted = [0]
-        modules = [m for m in self.modules() if not list(m.children())]
-        hooks = [m.register_forward_hook(lambda *given: counted.append(given[-1].numel())) for m in modules]
-        with torch.no_grad():
-            weight = next(self.parameters())
-            self.distribution_and_value(torch.zeros(1, *self.moments.mean.shape, device=weight.device))
-        for hook in hooks:
-            hook.remove()
+        counted = [self.head.linear.out_features, 1]
+        torsos = {id(torso): torso for torso in (self.policy_torso, self.value_torso)}.values()
+        for torso in torsos:
+            counted.append(_numbers(torso, self.moments.mean.shape))
         return sum(counted)
+
+
+def _numbers(torso: nn.Module, shape: tuple[int, ...]) -> int:
+    """Numbers that one sample leaves behind in a torso: two per output of a layer of an MLP."""
+    if isinstance(torso, MLP):
+        return sum(2 * layer.out_features for layer in torso.layers if isinstance(layer, nn.Linear))
+    counted = []
+    modules = [m for m in torso.modules() if not list(m.children())]
+    hooks = [m.register_forward_hook(lambda *given: counted.append(given[-1].numel())) for m in modules]
+    with torch.no_grad():
+        weight = next(torso.parameters(), torch.zeros(0))
+        torso(torch.zeros(1, *shape, device=weight.device))
+    for hook in hooks:
+        hook.remove()
+    return sum(counted)
 
 
 def _features(torso: nn.Module, shape: tuple[int, ...]) -> int:

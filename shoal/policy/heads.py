@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from shoal.core.spaces import Box, Discrete, MultiDiscrete, Space
-from shoal.policy.mlp import orthogonal
+from shoal.policy.mlp import linear, orthogonal
 
 MASKED = -1e9
 """Logit of a choice that is not allowed: its probability is exactly 0 in float32."""
@@ -21,7 +21,20 @@ UNROLLED = 16
 """Up to this many choices cumulative sums are written out: a compiler fuses them, and they repeat bit for bit."""
 
 
-class CategoricalHead(nn.Module):
+class Head(nn.Module):
+    """What heads share: a linear layer whose output `params` turns into the parameters of a distribution."""
+
+    linear: nn.Linear
+
+    def forward(self, features: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        return self.params(linear(features, self.linear.weight, self.linear.bias), mask)
+
+    def params(self, raw: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """Parameters of the distribution from what the linear layer gave."""
+        raise NotImplementedError
+
+
+class CategoricalHead(Head):
     """Independent choices; part i is one out of `nvec[i]`. A `flat` head has one part, and its actions no last axis."""
 
     gaussian_noise = False
@@ -33,8 +46,8 @@ class CategoricalHead(nn.Module):
         self.noise_width = len(nvec)
         self.linear = orthogonal(nn.Linear(features, sum(nvec)), 0.01)
 
-    def forward(self, features: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        logits = self.linear(features).float()
+    def params(self, raw: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        logits = raw.float()
         return logits if mask is None else torch.where(mask, logits, MASKED)
 
     def _parts(self, logits: torch.Tensor) -> list[torch.Tensor]:
@@ -72,7 +85,7 @@ class CategoricalHead(nn.Module):
         return (action.squeeze(-1) if self.flat else action).to(torch.int32)
 
 
-class GaussianHead(nn.Module):
+class GaussianHead(Head):
     """A diagonal normal distribution with a spread that does not depend on the state.
 
     Its unit is half the range of the action space: 0 is the middle, 1 the upper bound. The world receives the
@@ -85,11 +98,11 @@ class GaussianHead(nn.Module):
         super().__init__()
         self.space = space
         self.noise_width = space.size
-        self.mean = orthogonal(nn.Linear(features, space.size), 0.01)
+        self.linear = orthogonal(nn.Linear(features, space.size), 0.01)
         self.log_std = nn.Parameter(torch.full((space.size,), log_std))
 
-    def forward(self, features: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        mean = self.mean(features).float()
+    def params(self, raw: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        mean = raw.float()
         return torch.cat([mean, self.log_std.expand_as(mean)], dim=-1)
 
     def sample(self, params: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

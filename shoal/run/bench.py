@@ -6,6 +6,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from shoal.core.launch import Plan, bind, cpu_threads
 from shoal.core.random import philox, unit_float, vec4u
 from shoal.core.spaces import Box, Discrete
 from shoal.core.world import World
-from shoal.errors import ShoalError
 from shoal.run.config import Job
 from shoal.run.progress import si
 from shoal.run.trainer import Trainer
@@ -82,34 +82,34 @@ def random_floats(
     d[env] = low + (high - low) * unit_float(words[3])
 
 
-def random_actions(world: World, steps: int = STEPS_PER_CALL) -> tuple[torch.Tensor, Callable[[], None]]:
-    """So many rows of actions for a world of one group (a multiple of eight), and a function that draws them anew."""
-    group = world.groups[0]
-    if len(world.groups) > 1:
-        raise ShoalError(f"{world.name} has several groups; stepping alone is measured for worlds with one.")
-    space = group.action
-    shape = (steps, world.num_envs, group.agents, *space.shape)
-    actions = torch.zeros(shape, dtype=space.dtype, device=world.device)
+def random_actions(world: World, steps: int = STEPS_PER_CALL) -> tuple[dict[str, torch.Tensor], Callable[[], None]]:
+    """So many rows of actions for every group (a multiple of eight), and a function that draws them anew."""
     counter = torch.zeros(1, dtype=torch.int32, device=world.device)
-    rows = actions.flatten(1)
-    place = torch.arange(rows.shape[1], dtype=torch.int32, device=world.device)
-    if isinstance(space, Box):
-        low, high = (space.low, space.high) if space.bounded else (-1.0, 1.0)
-        function, letters, limits = random_floats, "abcd", dict(low=low, high=high)
-    else:
-        n = space.n if isinstance(space, Discrete) else min(space.nvec)
-        function, letters, limits = random_choices, "abcdefgh", dict(n=n)
-    plans = []
-    for block, together in enumerate(rows.split(len(letters))):
-        arguments = dict(block=block, counter=Whole(counter), place=place, **limits)
-        arguments.update(zip(letters, together, strict=True))
-        plans.append(bind("actions", function, world.device, rows.shape[1], arguments))
-    whole = Plan.joined(plans)
+    actions, plans = {}, []
+    for group in world.groups:
+        space = group.action
+        shape = (steps, world.num_envs, group.agents, *space.shape)
+        actions[group.name] = torch.zeros(shape, dtype=space.dtype, device=world.device)
+        if isinstance(space, Box):
+            low, high = (space.low, space.high) if space.bounded else (-1.0, 1.0)
+            parts = [(random_floats, "abcd", dict(low=low, high=high), actions[group.name].flatten(1))]
+        else:
+            nvec = (space.n,) if isinstance(space, Discrete) else space.nvec
+            columns = actions[group.name].view(steps, -1, len(nvec)).unbind(2)
+            parts = [(random_choices, "abcdefgh", dict(n=n), column) for n, column in zip(nvec, columns, strict=True)]
+        for function, letters, limits, rows in parts:
+            place = torch.arange(rows.shape[1], dtype=torch.int32, device=world.device)
+            for together in rows.split(len(letters)):
+                arguments = dict(block=len(plans), counter=Whole(counter), place=place, **limits)
+                arguments.update(zip(letters, together, strict=True))
+                plans.append(bind("actions", function, world.device, rows.shape[1], arguments))
 
     def draw() -> None:
-        whole()
+        for whole in joined:
+            whole()
         counter.add_(1)
 
+    joined = [Plan.joined(list(same)) for _, same in groupby(plans, key=lambda plan: plan.num_envs)]
     return actions, draw
 
 
@@ -138,7 +138,7 @@ def bench_stepping(job: Job, num_envs: int, seconds: float) -> dict[str, Any]:
     world = world_class(job.world)(num_envs, job.train.device, job.world_config)
     world.reset(job.train.seed)
     actions, draw = random_actions(world)
-    play = world.play({world.groups[0].name: actions})
+    play = world.play(actions)
 
     def run() -> None:
         draw()
@@ -254,7 +254,8 @@ def bench_command(world: str, flags: list[str]) -> int:
     gpu = job.train.device.startswith("cuda")
     counts = options.envs or ([1024, 4096, 16_384, 65_536] if gpu else [256, 1024, 4096])
     for count in counts:
-        job.learn.check_samples(count * job.train.rollout)
+        for name, groups in job.teams().items():
+            job.for_policy(name).learn.check_samples(count * job.train.rollout * sum(g.agents for g in groups))
     print(f"{'envs':>9}  {'stepping alone':>14}  {'rollout only':>12}  {'end to end':>10}   env steps/s")
     rows = []
     for count in counts:

@@ -226,8 +226,8 @@ class Walk:
                 self._advance(copy, m, actions)
         self._look_at_starts(m)
         if not self.seeds_differ:
-            other = on_host(self.other_seed.state_dict())
-            self.seeds_differ = any(bool(differing(m.now[n], other[n]).any()) for n in other if n != "seed")
+            other = self.other_seed.state_dict()
+            self.seeds_differ = any(not same(m.now[name], other[name].cpu()) for name in other if name != "seed")
 
     def _advance(self, copy: Copy, m: Moment, actions: Arrays) -> None:
         """Take the same step in a copy, and compare: the author's own arrays first, where a difference begins."""
@@ -239,13 +239,14 @@ class Walk:
         except Exception as error:
             copy.problem = f"{copy.here}, at step {m.step}, it raised {told(error, type(self.base))}"
             return
-        other = on_host(copy.world.state_dict())
+        other = {name: tensor.cpu() for name, tensor in copy.world.state_dict().items()}
         differ, apart = {}, {}
         for name in sorted(other, key=lambda name: name not in self.base.state):
             mine = m.now[name][copy.rows]
-            if bool((bits := differing(mine, other[name])).any()):
-                differ[name] = bits
-                if bool((more := far(mine, other[name]) if copy.rounds else bits).any()):
+            if not same(mine, other[name]):
+                differ[name] = differing(mine, other[name])
+                more = far(mine, other[name]) if copy.rounds else differ[name]
+                if bool(more.any()):
                     apart[name] = more
         wrong = apart or differ
         if not wrong:
@@ -331,12 +332,19 @@ class Walk:
             yield Finding("note", "seeds: another seed changes nothing; the world draws no random numbers")
 
 
+def bits(array: torch.Tensor) -> torch.Tensor:
+    """Floats as whole numbers: NaN then equals itself, and -0.0 is not 0.0."""
+    return array.view(torch.int32 if array.element_size() == 4 else torch.int16) if array.is_floating_point() else array
+
+
+def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two arrays are equal bit for bit."""
+    return torch.equal(bits(one), bits(other))
+
+
 def differing(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Where the bits differ: NaN equals itself, and -0.0 is not 0.0."""
-    if one.is_floating_point():
-        bits = torch.int32 if one.dtype == torch.float32 else torch.int16
-        return one.view(bits) != other.view(bits)
-    return one != other
+    """Where the bits differ."""
+    return bits(one) != bits(other)
 
 
 def far(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -348,6 +356,7 @@ def far(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 def check_command(world: str, flags: list[str]) -> int:
     """`shoal check WORLD`: one line per check; 1 if any of them failed."""
+    torch.set_num_threads(1)  # many small arrays: more threads would only wait for one another
     cls = _class_of(world)
     shipped = make_job(world).world_config
     parts = [

@@ -134,11 +134,14 @@ def choices(group: Group) -> list[int]:
 def check_spaces(m: Moment) -> str:
     """Observations of the declared shape and type, finite, within their Box; finite rewards; flags that are bool."""
     for g in m.groups:
-        for item, rows in (("observation", torch.ones_like(m.ended)), ("final_observation", m.ended)):
+        for item in ("observation", "final_observation"):
             name, space = array_name(m.groups, g, item), g.observation
             seen = m.now[name]
             if seen.shape[1:] != (g.agents, *space.shape) or seen.dtype != space.dtype:
                 return f"{name} has shape {tuple(seen.shape)} and type {seen.dtype}, declared is {space}"
+            rows = m.ended if item == "final_observation" else torch.ones_like(m.ended)
+            if not bool(rows.any()) or _all_within(seen, space):
+                continue
             rows = per_env(rows, seen)
             if strange := m.first(name, ~torch.isfinite(seen) & rows):
                 return strange
@@ -149,6 +152,12 @@ def check_spaces(m: Moment) -> str:
             return strange
     flags = [name for name in ("terminated", "truncated") if m.now[name].dtype != torch.bool]
     return f"{flags[0]} is {m.now[flags[0]].dtype}, not bool" if flags else ""
+
+
+def _all_within(seen: torch.Tensor, space: Box) -> bool:
+    """Whether all is finite and within bounds, in one pass over what may be a large array."""
+    ends = torch.stack(torch.aminmax(seen))
+    return bool((torch.isfinite(ends) & (ends >= space.low) & (ends <= space.high)).all())
 
 
 def check_counters(m: Moment) -> str:

@@ -1,5 +1,7 @@
 """Collecting: policies act, the world steps, rows of the rollout are written in place; on a GPU as one graph."""
 
+from typing import TYPE_CHECKING
+
 import torch
 import warp as wp
 
@@ -9,6 +11,9 @@ from shoal.core.random import ACTION_STREAM, philox, unit_float, unit_normal, ve
 from shoal.core.world import Group, GroupOutputs, Outputs, World
 from shoal.learn.rollout import CARRIED, allocate
 from shoal.policy import ActorCritic
+
+if TYPE_CHECKING:
+    from shoal.policy.fused import FusedActor
 
 STREAM = wp.constant(wp.uint32(ACTION_STREAM))
 
@@ -154,6 +159,7 @@ class Collector:
         self._rows = [self._row(t) for t in range(steps)]
         self._keep = [[plan for name in self.rollouts for plan in self._keep_plans(name, t)] for t in range(steps)]
         self._act = torch.compile(self._act_eager, dynamic=False) if compiled else self._act_eager
+        self._fused = self._fuse() if compiled and bf16 and device.type == "cuda" else {}
 
     @property
     def nbytes(self) -> int:
@@ -198,10 +204,25 @@ class Collector:
                 plan()
         self.counter.add_(1)
 
+    def _fuse(self) -> dict[str, "FusedActor"]:
+        """One kernel each for the policies that allow it."""
+        try:
+            from shoal.policy.fused import FusedActor, fits
+        except ImportError:  # a build of torch without Triton
+            return {}
+        found = {name: FusedActor(policy) for name, policy in self.policies.items() if fits(policy)}
+        for name, actor in found.items():
+            self.rollouts[name].valued = actor.valued
+        return found
+
     def _choose(self, name: str, t: int) -> torch.Tensor:
         rollout = self.rollouts[name]
         world_action = self._world_action.get(name)
         mask = None if rollout.action_mask is None else rollout.action_mask[t]
+        if name in self._fused:
+            out = rollout.action[t], rollout.log_prob[t], rollout.value[t]
+            self._fused[name](rollout.observation[t], mask, self._noise[name][t], *out)
+            return rollout.action[t]
         with torch.no_grad():
             self._act(
                 self.policies[name],

@@ -234,8 +234,8 @@ def pick_device(name: str) -> str:
     return name
 
 
-def tuned(world: Any, algo: str, device: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The tuned settings that a world ships, split into the run's and the learner's.
+def tuned(world: Any, algo: str, device: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """The tuned settings that a world ships, split into the run's, the learner's and the world's own (`world`).
 
     Sections, each over the one before: common, the kind of device (cpu, gpu), the learner (ppo), both (ppo_cpu).
     """
@@ -249,10 +249,10 @@ def tuned(world: Any, algo: str, device: str) -> tuple[dict[str, Any], dict[str,
     learn_names = {f.name for f in fields(LEARNERS[algo][0])}
     run = {k: v for k, v in found.items() if k in run_names}
     learn = {k: v for k, v in found.items() if k in learn_names}
-    return run, learn
+    return run, learn, found.get("world", {})
 
 
-def _starting_point(world: Any, algo: str, device: str) -> tuple[str, str, dict[str, Any], dict[str, Any]]:
+def _starting_point(world: Any, algo: str, device: str) -> tuple[str, str, dict[str, Any], dict[str, Any], Any]:
     """Learner and device, checked, and the settings tuned for them: what other settings go over."""
     from shoal.learn import LEARNERS
 
@@ -268,7 +268,9 @@ def make_job(world: str, **overrides: Any) -> Job:
 
     cls = world_class(world)
     world_overrides = overrides.pop("world_config", {})
-    algo, device, run, learn = _starting_point(cls, overrides.get("algo", "ppo"), overrides.get("device", "auto"))
+    start = _starting_point(cls, overrides.get("algo", "ppo"), overrides.get("device", "auto"))
+    algo, device, run, learn, sizes = start
+    shipped = run.get("per_group", ())
     run_names = {f.name for f in fields(TrainConfig)}
     learn_names = {f.name for f in fields(LEARNERS[algo][0])}
     for key, value in overrides.items():
@@ -291,9 +293,11 @@ def make_job(world: str, **overrides: Any) -> Job:
     for key in world_overrides:
         if key not in world_names:
             raise unknown(f"setting of {world}", key, world_names)
-    shipped = _starting_point(cls, algo, device)[2].get("per_group", ())
-    run["per_group"] = _joined(shipped, overrides.get("per_group", ()), overrides)
-    job = Job(full_path(world), TrainConfig(**run), LEARNERS[algo][0](**learn), cls.Config(**world_overrides))
+    chosen = run["per_group"] if "per_group" in overrides else ()
+    run["per_group"] = _joined(shipped, chosen, overrides)
+    job = Job(
+        full_path(world), TrainConfig(**run), LEARNERS[algo][0](**learn), cls.Config(**{**sizes, **world_overrides})
+    )
     return _settled(job, device)
 
 
@@ -303,14 +307,15 @@ def parse_job(world: str, arguments: list[str], command: str = "shoal train") ->
 
     cls = world_class(world)
     early = _early(arguments, ("--algo", "--device"))
-    algo, device, run, learn = _starting_point(cls, early.get("--algo", "ppo"), early.get("--device", "auto"))
+    start = _starting_point(cls, early.get("--algo", "ppo"), early.get("--device", "auto"))
+    algo, device, run, learn, sizes = start
     learn_class = LEARNERS[algo][0]
     options = make_dataclass(
         "Options",
         [
             ("train", tyro.conf.OmitArgPrefixes[TrainConfig], field(default=TrainConfig(**{**run, "algo": algo}))),
             ("learn", tyro.conf.OmitArgPrefixes[learn_class], field(default=learn_class(**learn))),
-            ("world", cls.Config, field(default=cls.Config())),
+            ("world", cls.Config, field(default=cls.Config(**sizes))),
         ],
         frozen=True,
     )

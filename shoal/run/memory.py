@@ -56,8 +56,9 @@ class Estimate:
     def __str__(self) -> str:
         return (
             f"{self.num_envs:,} envs x {self.agents:,} agent(s): {size(self.per_env)} per env "
-            f"({size(self.state)} state, {size(self.rollout)} rollout, {size(self.acting)} acting), {size(self.num_envs * self.per_env)} in all, "
-            f"and {size(self.fixed)} for updates; about {self.fits:,} envs fit"
+            f"({size(self.state)} state, {size(self.rollout)} rollout, {size(self.acting)} acting), "
+            f"{size(self.num_envs * self.per_env)} in all, and {size(self.fixed)} for updates; "
+            f"about {self.fits:,} envs fit"
         )
 
 
@@ -78,9 +79,9 @@ def estimate(job: Job, free: int | None = None) -> Estimate:
         learn = job.for_policy(name).learn
         numbers = _activations(policies[name])
         if name not in job.train.freeze:
-            # Values, advantages and targets; weights of samples where agents leave; the order of PPO's samples.
-            per_step = 3 + (memory.alive is not None or memory.acting is not None) + hasattr(learn, "minibatches")
-            rollout += 4 * agents * (steps * per_step + kept + 2)
+            # Advantages and targets; weights of samples where agents leave; the order of PPO's samples.
+            per_step = 2 + (memory.alive is not None or memory.acting is not None) + hasattr(learn, "minibatches")
+            rollout += 4 * agents * (steps * per_step + kept + 1)
             limit = learn.pass_size or ACTIVATION_MEMORY[kind] // (BYTES_PER_ACTIVATION * numbers)
             share = job.train.num_envs if job.train.num_envs > 0 else 2**62
             batch = share * agents * steps // getattr(learn, "minibatches", 1)

@@ -53,22 +53,35 @@ def plot_runs(paths: list[str | Path], out: str | Path | None = None) -> Path:
 
 
 def plot_bench(rows: list[dict[str, Any]], path: Path) -> Path:
-    """Env steps per second over the number of envs: stepping alone, rollout only, end to end."""
+    """Env steps per second over the number of envs: stepping alone, rollout only, end to end; per count of agents."""
     plt = _pyplot()
     figure, axes = plt.subplots(figsize=(7.0, 4.2), layout="constrained")
-    curves = {
-        "stepping alone": [(r["num_envs"], r["steps_per_second"]) for r in rows if r["bench"] == "stepping"],
-        "rollout only": [(r["num_envs"], r["rollout_only"]) for r in rows if r["bench"] == "training"],
-        "end to end": [(r["num_envs"], r["steps_per_second"]) for r in rows if r["bench"] == "training"],
-    }
-    for label, points in curves.items():
-        if points:
-            axes.loglog(*zip(*points, strict=True), "o-", label=label)
+    measured = [row for row in rows if row["bench"] != "full"]
+    counts = sorted({row["agents_per_env"] for row in measured})
+    for place, agents in enumerate(counts):
+        here = [row for row in measured if row["agents_per_env"] == agents]
+        trained = [row for row in here if row["bench"] == "training"]
+        curves = {
+            "stepping alone": (":", [(r["num_envs"], r["steps_per_second"]) for r in here if r["bench"] == "stepping"]),
+            "rollout only": ("--", [(r["num_envs"], r["rollout_only"]) for r in trained]),
+            "end to end": ("-", [(r["num_envs"], r["steps_per_second"]) for r in trained]),
+        }
+        for label, (line, points) in curves.items():
+            if points:
+                name = label if len(counts) == 1 else f"{agents} agents, {label}"
+                colour = None if len(counts) == 1 else f"C{place}"
+                axes.loglog(*zip(*points, strict=True), line, marker="o", markersize=3, color=colour, label=name)
+        for row in rows:
+            if row["bench"] == "full" and row["agents_per_env"] == agents and trained:
+                axes.axvline(row.get("fits", row["num_envs"]), color=f"C{place}", linewidth=0.8, alpha=0.5)
+                text = f" full at {row['fits']:,} envs" if "fits" in row else " full"
+                axes.text(row.get("fits", row["num_envs"]), axes.get_ylim()[0], text, rotation=90, fontsize=6)
+                break
     axes.set_xlabel("envs")
     axes.set_ylabel("env steps per second")
-    axes.set_title(f"{rows[0]['world']} on {rows[0]['device']}")
+    axes.set_title(f"{measured[0]['world']} on {measured[0]['device']}")
     axes.grid(alpha=0.3, which="both")
-    axes.legend()
+    axes.legend(fontsize=6 if len(counts) > 1 else None)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
     plt.close(figure)

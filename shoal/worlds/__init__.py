@@ -19,7 +19,10 @@ WORLDS: dict[str, tuple[str, str, str]] = {
         "MountainCarContinuous",
         "Rock a weak car out of a valley, sparing fuel.",
     ),
+    "pandemic": ("shoal.worlds.pandemic", "Pandemic", "51 governors and a planner trade lives against livelihoods."),
     "pendulum": ("shoal.worlds.pendulum", "Pendulum", "Swing a pendulum up and hold it there."),
+    "tag-continuous": ("shoal.worlds.tag_continuous", "TagContinuous", "Taggers hunt runners in a square."),
+    "tag-grid": ("shoal.worlds.tag_grid", "TagGrid", "Taggers hunt a runner on a grid."),
 }
 """Name -> module, class, one line."""
 

@@ -1,0 +1,426 @@
+"""Tag in a square."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import warp as wp
+
+from shoal.core import Box, Each, Field, Group, KernelWorld, MultiDiscrete, Random, sincos, uniform4
+from shoal.errors import ShoalError
+
+TURN = wp.constant(6.283185307179586)
+PER_NEIGHBOUR = 7
+MOST_NEIGHBOURS = 16
+
+Distances = wp.types.vector(length=MOST_NEIGHBOURS, dtype=float)
+Numbers = wp.types.vector(length=MOST_NEIGHBOURS, dtype=int)
+
+# All agents of an env stand in one row, taggers first: `me` counts there, `agent` within its group.
+# A motion is (speed, direction, acceleration).
+
+
+@wp.func
+def drive(
+    env: int,
+    me: int,
+    push: float,
+    turn: float,
+    fastest: float,
+    size: float,
+    position: wp.array2d[wp.vec2],
+    motion: wp.array2d[wp.vec3],
+):
+    """One step of one agent; returns whether it ran into the edge."""
+    was = motion[env, me]
+    acceleration = was[2] + push
+    direction = was[1] + turn
+    direction = direction - TURN * wp.floor(direction / TURN)
+    speed = wp.clamp(was[0] + acceleration, 0.0, fastest)
+    sine, cosine = sincos(direction)
+    x = position[env, me][0] + speed * cosine
+    y = position[env, me][1] + speed * sine
+    position[env, me] = wp.vec2(wp.clamp(x, 0.0, size), wp.clamp(y, 0.0, size))
+    motion[env, me] = wp.vec3(speed, direction, wp.where(speed <= 0.0 or speed >= fastest, 0.0, acceleration))
+    return x < 0.0 or x > size or y < 0.0 or y > size
+
+
+@wp.func
+def drive_tagger(
+    env: int,
+    agent: int,
+    size: float,
+    max_speed: float,
+    tagger_skill: float,
+    edge_penalty: float,
+    pushes: wp.array[float],
+    turns: wp.array[float],
+    action: wp.array3d[int],
+    position: wp.array2d[wp.vec2],
+    motion: wp.array2d[wp.vec3],
+    tags: wp.array2d[int],
+    reward: wp.array2d[float],
+):
+    push = pushes[action[env, agent, 0]]
+    turn = turns[action[env, agent, 1]]
+    hit = drive(env, agent, push, turn, max_speed * tagger_skill, size, position, motion)
+    reward[env, agent] = wp.where(hit, -edge_penalty, 0.0)
+    tags[env, agent] = 0
+
+
+@wp.func
+def drive_runner(
+    env: int,
+    agent: int,
+    taggers: int,
+    size: float,
+    max_speed: float,
+    runner_skill: float,
+    edge_penalty: float,
+    pushes: wp.array[float],
+    turns: wp.array[float],
+    action: wp.array3d[int],
+    alive: wp.array2d[wp.bool],
+    position: wp.array2d[wp.vec2],
+    motion: wp.array2d[wp.vec3],
+    reward: wp.array2d[float],
+):
+    if alive[env, agent]:
+        push = pushes[action[env, agent, 0]]
+        turn = turns[action[env, agent, 1]]
+        hit = drive(env, taggers + agent, push, turn, max_speed * runner_skill, size, position, motion)
+        reward[env, agent] = wp.where(hit, -edge_penalty, 0.0)
+
+
+@wp.func
+def get_tagged(
+    env: int,
+    agent: int,
+    taggers: int,
+    size: float,
+    tag_distance: float,
+    tag_penalty: float,
+    step_reward: float,
+    end_reward: float,
+    max_steps: int,
+    step_count: wp.array[int],
+    position: wp.array2d[wp.vec2],
+    alive: wp.array2d[wp.bool],
+    tags: wp.array2d[int],
+    left: wp.array[int],
+    reward: wp.array2d[float],
+):
+    """A runner whose nearest tagger is close enough leaves the game; that tagger alone is credited.
+
+    Counts are integers: whatever the order of the threads, they come out the same.
+    """
+    if alive[env, agent]:
+        reach = tag_distance * size
+        nearest = float(reach * reach)
+        tagger = int(-1)
+        for other in range(taggers):
+            apart = wp.length_sq(position[env, other] - position[env, taggers + agent])
+            if apart < nearest:
+                nearest = apart
+                tagger = other
+        gain = float(step_reward)
+        if tagger >= 0:
+            alive[env, agent] = False
+            wp.atomic_add(tags, env, tagger, 1)
+            wp.atomic_sub(left, env, 1)
+            gain -= tag_penalty
+        elif step_count[env] >= max_steps:
+            gain += end_reward
+        reward[env, agent] = reward[env, agent] + gain
+
+
+@wp.func
+def count_tags(
+    env: int, agent: int, tag_reward: float, step_reward: float, tags: wp.array2d[int], reward: wp.array2d[float]
+):
+    reward[env, agent] = reward[env, agent] + step_reward + tag_reward * float(tags[env, agent])
+
+
+@wp.func
+def judge(
+    env: int,
+    runners: int,
+    max_steps: int,
+    step_count: wp.array[int],
+    left: wp.array[int],
+    tagged: wp.array[float],
+    terminated: wp.array[wp.bool],
+):
+    tagged[env] = float(runners - left[env])
+    terminated[env] = left[env] == 0 or step_count[env] >= max_steps
+
+
+@wp.func
+def count_runners(env: int, runners: int, left: wp.array[int]):
+    left[env] = runners
+
+
+@wp.func
+def place(
+    env: int,
+    me: int,
+    rng: Random,
+    size: float,
+    fixed_start: bool,
+    position: wp.array2d[wp.vec2],
+    motion: wp.array2d[wp.vec3],
+):
+    """Anywhere, at rest, heading in one of four directions; with a fixed start, where env 0 began."""
+    source = Random()
+    source.seed = rng.seed
+    source.env = wp.where(fixed_start, wp.uint32(0), rng.env)
+    source.episode = wp.where(fixed_start, wp.uint32(0), rng.episode)
+    source.step = rng.step
+    draw = uniform4(source, me, 0.0, 1.0)
+    position[env, me] = wp.vec2(size * draw[0], size * draw[1])
+    motion[env, me] = wp.vec3(0.0, 0.25 * TURN * wp.floor(4.0 * draw[2]), 0.0)
+
+
+@wp.func
+def place_tagger(
+    env: int,
+    agent: int,
+    rng: Random,
+    size: float,
+    fixed_start: bool,
+    position: wp.array2d[wp.vec2],
+    motion: wp.array2d[wp.vec3],
+):
+    place(env, agent, rng, size, fixed_start, position, motion)
+
+
+@wp.func
+def place_runner(
+    env: int,
+    agent: int,
+    taggers: int,
+    rng: Random,
+    size: float,
+    fixed_start: bool,
+    position: wp.array2d[wp.vec2],
+    motion: wp.array2d[wp.vec3],
+):
+    place(env, taggers + agent, rng, size, fixed_start, position, motion)
+
+
+@wp.func
+def look(
+    env: int,
+    me: int,
+    taggers: int,
+    neighbours: int,
+    size: float,
+    max_speed: float,
+    max_acceleration: float,
+    position: wp.array2d[wp.vec2],
+    motion: wp.array2d[wp.vec3],
+    runner_alive: wp.array2d[wp.bool],
+    row: wp.array[float],
+):
+    """What an agent sees: its nearest neighbours in the game, nearest first; no more memory than a short list."""
+    here = position[env, me]
+    # Sorted lists in registers. Of MOST_NEIGHBOURS places the last `neighbours` are in use: the others hold -1, which
+    # no distance undercuts, so that the loop that keeps the lists sorted can be unrolled.
+    nearest = Distances()
+    who = Numbers()
+    for i in range(MOST_NEIGHBOURS):
+        nearest[i] = wp.where(i < MOST_NEIGHBOURS - neighbours, -1.0, 3.4e38)
+        who[i] = -1
+    for other in range(position.shape[1]):
+        apart = wp.length_sq(position[env, other] - here)
+        if apart < nearest[MOST_NEIGHBOURS - 1] and other != me:
+            if other < taggers or runner_alive[env, wp.max(other - taggers, 0)]:
+                number = int(other)
+                for i in range(MOST_NEIGHBOURS):
+                    old_apart = nearest[i]
+                    old_number = who[i]
+                    closer = apart < old_apart
+                    nearest[i] = wp.where(closer, apart, old_apart)
+                    who[i] = wp.where(closer, number, old_number)
+                    apart = wp.where(closer, old_apart, apart)
+                    number = wp.where(closer, old_number, number)
+    mine = motion[env, me]
+    for i in range(MOST_NEIGHBOURS):
+        at = PER_NEIGHBOUR * (i - (MOST_NEIGHBOURS - neighbours))
+        if at >= 0:
+            other = who[i]
+            there = position[env, wp.max(other, 0)] - here
+            change = motion[env, wp.max(other, 0)] - mine
+            found = wp.where(other >= 0, 1.0, 0.0)
+            row[at] = found * there[0] / (1.4142135623730951 * size)
+            row[at + 1] = found * there[1] / (1.4142135623730951 * size)
+            row[at + 2] = found * change[0] / max_speed
+            row[at + 3] = found * change[2] / max_acceleration
+            row[at + 4] = found * change[1] / TURN
+            row[at + 5] = wp.where(other < taggers, found, 0.0)
+            row[at + 6] = found
+
+
+@wp.func
+def look_tagger(
+    env: int,
+    agent: int,
+    taggers: int,
+    neighbours: int,
+    size: float,
+    max_speed: float,
+    max_acceleration: float,
+    max_steps: int,
+    step_count: wp.array[int],
+    position: wp.array2d[wp.vec2],
+    motion: wp.array2d[wp.vec3],
+    runner_alive: wp.array2d[wp.bool],
+    observation: wp.array3d[float],
+):
+    row = observation[env, agent]
+    look(env, agent, taggers, neighbours, size, max_speed, max_acceleration, position, motion, runner_alive, row)
+    row[PER_NEIGHBOUR * neighbours] = float(step_count[env]) / float(max_steps)
+
+
+@wp.func
+def look_runner(
+    env: int,
+    agent: int,
+    taggers: int,
+    neighbours: int,
+    size: float,
+    max_speed: float,
+    max_acceleration: float,
+    max_steps: int,
+    step_count: wp.array[int],
+    position: wp.array2d[wp.vec2],
+    motion: wp.array2d[wp.vec3],
+    runner_alive: wp.array2d[wp.bool],
+    observation: wp.array3d[float],
+):
+    """A runner that has left sees nothing."""
+    row = observation[env, agent]
+    if runner_alive[env, agent]:
+        me = taggers + agent
+        look(env, me, taggers, neighbours, size, max_speed, max_acceleration, position, motion, runner_alive, row)
+        row[PER_NEIGHBOUR * neighbours] = float(step_count[env]) / float(max_steps)
+    else:
+        for i in range(row.shape[0]):
+            row[i] = 0.0
+
+
+class TagContinuous(KernelWorld):
+    """Taggers hunt runners in a square; both steer by acceleration and turn (WarpDrive's Tag, continuous).
+
+    | | |
+    |---|---|
+    | observation | of each of the `neighbours` nearest agents in the game, nearest first: x, y (/ diagonal), speed, |
+    | | acceleration (/ their limits), direction (/ turn), all relative to one's own, 1 for taggers, 1; then time / |
+    | | max_steps |
+    | action | acceleration and turn: 0 for none, else one of evenly spaced levels |
+    | reward | tagger: `tag_reward` per tag; runner: -`tag_penalty` when tagged, `end_reward` for lasting; |
+    | | both: `step_reward`, -`edge_penalty` |
+    | end | terminated when no runner is left or after `max_steps`, as the game is over then |
+
+    A runner is tagged when its nearest tagger is closer than `tag_distance` times the size; it leaves the game.
+    """
+
+    @dataclass(frozen=True)
+    class Config:
+        taggers: int = 10
+        """Taggers per env."""
+        runners: int = 100
+        """Runners per env."""
+        size: float = 20.0
+        """Side of the square [m]."""
+        max_steps: int = 500
+        """Steps of a game."""
+        neighbours: int = 10
+        """How many of the nearest agents one sees (at most 16)."""
+        max_speed: float = 1.0
+        """Speed limit at skill 1 [m/step]."""
+        max_acceleration: float = 0.1
+        """Largest change of acceleration, either way [m/step^2]."""
+        max_turn: float = 2.356
+        """Largest turn, either way [rad]."""
+        acceleration_levels: int = 20
+        """Choices of acceleration, besides none."""
+        turn_levels: int = 20
+        """Choices of turn, besides none."""
+        tagger_skill: float = 1.0
+        """Speed limit of taggers, as a factor."""
+        runner_skill: float = 1.0
+        """Speed limit of runners, as a factor."""
+        tag_distance: float = 0.02
+        """Reach of a tagger, as a share of the size."""
+        tag_reward: float = 10.0
+        """What a tag brings the tagger."""
+        tag_penalty: float = 10.0
+        """What it costs the runner."""
+        end_reward: float = 1.0
+        """What a runner gets for lasting to the end."""
+        step_reward: float = 0.0
+        """What every step brings everyone in the game."""
+        edge_penalty: float = 0.0
+        """Cost of running into the edge."""
+        fixed_start: bool = False
+        """Begin every episode of every env alike, instead of anew at random."""
+
+        def __post_init__(self):
+            for name in ("taggers", "runners", "acceleration_levels", "turn_levels"):
+                if getattr(self, name) < 1:
+                    raise ShoalError(f"--world.{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}.")
+            if not 1 <= self.neighbours <= MOST_NEIGHBOURS:
+                raise ShoalError(f"--world.neighbours must be between 1 and {MOST_NEIGHBOURS}, got {self.neighbours}.")
+            for name in ("size", "max_speed", "max_acceleration", "tagger_skill", "runner_skill"):
+                if getattr(self, name) <= 0.0:
+                    raise ShoalError(f"--world.{name.replace('_', '-')} must be above 0, got {getattr(self, name)}.")
+
+    @staticmethod
+    def state(config):
+        everyone = config.taggers + config.runners
+        return dict(
+            position=Field(wp.vec2, (everyone,), unit="m"),
+            motion=Field(wp.vec3, (everyone,), unit="m/step, rad, m/step^2"),
+            tags=Field(int, (config.taggers,), doc="runners that a tagger has tagged in this step"),
+            left=Field(int, doc="runners in the game"),
+            tagged=Field(float, doc="runners tagged in this episode"),
+        )
+
+    @staticmethod
+    def groups(config):
+        sight = Box(PER_NEIGHBOUR * config.neighbours + 1)
+        action = MultiDiscrete((config.acceleration_levels + 1, config.turn_levels + 1))
+        return (
+            Group("tagger", observation=sight, action=action, agents=config.taggers),
+            Group("runner", observation=sight, action=action, agents=config.runners, leaves=True),
+        )
+
+    @staticmethod
+    def tables(config):
+        pushes = np.linspace(-config.max_acceleration, config.max_acceleration, config.acceleration_levels)
+        turns = np.linspace(-config.max_turn, config.max_turn, config.turn_levels)
+        return {name: np.float32([0.0, *levels]) for name, levels in (("pushes", pushes), ("turns", turns))}
+
+    step = (
+        Each("tagger", drive_tagger),
+        Each("runner", drive_runner),
+        Each("runner", get_tagged),
+        Each("tagger", count_tags),
+        judge,
+    )
+    reset = (count_runners, Each("tagger", place_tagger), Each("runner", place_runner))
+    observe = (Each("tagger", look_tagger), Each("runner", look_runner))
+    reports = ("tagged",)
+    settings = dict(
+        common=dict(hidden=(256, 256), activation="relu", shared=True, gamma=0.98, entropy=0.05),
+        cpu=dict(
+            total_steps=1_000_000,
+            num_envs=32,
+            rollout=50,
+            hidden=(64, 64),
+            world=dict(taggers=5, runners=50, max_steps=100),
+        ),
+        gpu=dict(total_steps=20_000_000, num_envs=100, rollout=250),
+        ppo=dict(lr=1e-3, minibatches=4, epochs=2),
+        a2c=dict(lr=1e-3, per_group=("runner.lr=5e-3",)),
+    )

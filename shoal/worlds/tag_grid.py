@@ -1,0 +1,284 @@
+"""Tag on a grid."""
+
+from dataclasses import dataclass
+
+import warp as wp
+
+from shoal.core import Box, Discrete, Each, Field, Group, KernelWorld, Random, uniform4
+from shoal.errors import ShoalError
+
+ACTIONS = 5  # stay, +x, -x, +y, -y
+PARTIAL = 6
+FAR = wp.constant(wp.int64(0x7FFFFFFFFFFFFFFF))
+
+
+@wp.func
+def walk(action: int, size: int, x: int, y: int):
+    """The cell after one action, kept inside, and 1 if the wall was in the way."""
+    to_x = x + wp.where(action == 1, 1, 0) - wp.where(action == 2, 1, 0)
+    to_y = y + wp.where(action == 3, 1, 0) - wp.where(action == 4, 1, 0)
+    inside_x = wp.clamp(to_x, 0, size)
+    inside_y = wp.clamp(to_y, 0, size)
+    hit = wp.where(inside_x != to_x or inside_y != to_y, 1.0, 0.0)
+    return inside_x, inside_y, hit
+
+
+@wp.func
+def run(
+    env: int,
+    size: int,
+    wall_penalty: float,
+    runner_action: wp.array[int],
+    runner_x: wp.array[int],
+    runner_y: wp.array[int],
+    runner_reward: wp.array[float],
+    tagged: wp.array[float],
+):
+    x, y, hit = walk(runner_action[env], size, runner_x[env], runner_y[env])
+    runner_x[env] = x
+    runner_y[env] = y
+    runner_reward[env] = -wall_penalty * hit
+    tagged[env] = 0.0
+
+
+@wp.func
+def chase(
+    env: int,
+    agent: int,
+    size: int,
+    wall_penalty: float,
+    action: wp.array2d[int],
+    x: wp.array2d[int],
+    y: wp.array2d[int],
+    reward: wp.array2d[float],
+    runner_x: wp.array[int],
+    runner_y: wp.array[int],
+    tagged: wp.array[float],
+):
+    to_x, to_y, hit = walk(action[env, agent], size, x[env, agent], y[env, agent])
+    x[env, agent] = to_x
+    y[env, agent] = to_y
+    reward[env, agent] = -wall_penalty * hit
+    if to_x == runner_x[env] and to_y == runner_y[env]:
+        tagged[env] = 1.0  # several taggers may write, all of them the same
+
+
+@wp.func
+def judge(
+    env: int,
+    tag_penalty: float,
+    step_cost: float,
+    tagged: wp.array[float],
+    runner_reward: wp.array[float],
+    terminated: wp.array[wp.bool],
+):
+    caught = tagged[env] > 0.0
+    runner_reward[env] = runner_reward[env] + wp.where(caught, -tag_penalty, step_cost)
+    terminated[env] = caught
+
+
+@wp.func
+def share(
+    env: int, agent: int, tag_reward: float, step_cost: float, tagged: wp.array[float], reward: wp.array2d[float]
+):
+    """All taggers win together."""
+    reward[env, agent] = reward[env, agent] + wp.where(tagged[env] > 0.0, tag_reward, -step_cost)
+
+
+@wp.func
+def place_runner(
+    env: int, rng: Random, size: int, random_start: bool, runner_x: wp.array[int], runner_y: wp.array[int]
+):
+    start = uniform4(rng, 0, 0.0, float(size + 1))
+    runner_x[env] = wp.where(random_start, int(start[0]), 0)
+    runner_y[env] = wp.where(random_start, int(start[1]), 0)
+
+
+@wp.func
+def place_tagger(
+    env: int, agent: int, rng: Random, size: int, random_start: bool, x: wp.array2d[int], y: wp.array2d[int]
+):
+    start = uniform4(rng, 1 + agent, 0.0, float(size + 1))
+    x[env, agent] = wp.where(random_start, int(start[0]), size / 2)
+    y[env, agent] = wp.where(random_start, int(start[1]), size / 2)
+
+
+@wp.func
+def forget_nearest(env: int, nearest: wp.array[wp.int64]):
+    nearest[env] = FAR
+
+
+@wp.func
+def seek(
+    env: int,
+    agent: int,
+    full: bool,
+    x: wp.array2d[int],
+    y: wp.array2d[int],
+    runner_x: wp.array[int],
+    runner_y: wp.array[int],
+    nearest: wp.array[wp.int64],
+):
+    """Find the tagger next to the runner: the smallest (squared distance, number), whoever comes first."""
+    if not full:
+        dx = wp.int64(x[env, agent] - runner_x[env])
+        dy = wp.int64(y[env, agent] - runner_y[env])
+        wp.atomic_min(nearest, env, ((dx * dx + dy * dy) << wp.int64(20)) | wp.int64(agent))
+
+
+@wp.func
+def describe(
+    env: int,
+    me: int,
+    size: int,
+    max_steps: int,
+    step_count: wp.array[int],
+    tagger_x: wp.array2d[int],
+    tagger_y: wp.array2d[int],
+    runner_x: wp.array[int],
+    runner_y: wp.array[int],
+    row: wp.array[float],
+):
+    """The full observation of agent `me`, the runner being the last."""
+    scale = 1.0 / float(size)
+    taggers = tagger_x.shape[1]
+    for other in range(taggers):
+        row[4 * other] = float(tagger_x[env, other]) * scale
+        row[4 * other + 1] = float(tagger_y[env, other]) * scale
+        row[4 * other + 2] = 1.0
+        row[4 * other + 3] = wp.where(other == me, 1.0, 0.0)
+    row[4 * taggers] = float(runner_x[env]) * scale
+    row[4 * taggers + 1] = float(runner_y[env]) * scale
+    row[4 * taggers + 2] = 0.0
+    row[4 * taggers + 3] = wp.where(me == taggers, 1.0, 0.0)
+    row[4 * taggers + 4] = float(step_count[env]) / float(max_steps)
+
+
+@wp.func
+def look_tagger(
+    env: int,
+    agent: int,
+    full: bool,
+    size: int,
+    max_steps: int,
+    step_count: wp.array[int],
+    tagger_x: wp.array2d[int],
+    tagger_y: wp.array2d[int],
+    runner_x: wp.array[int],
+    runner_y: wp.array[int],
+    observation: wp.array3d[float],
+):
+    if full:
+        describe(
+            env, agent, size, max_steps, step_count, tagger_x, tagger_y, runner_x, runner_y, observation[env, agent]
+        )
+    else:
+        scale = 1.0 / float(size)
+        observation[env, agent, 0] = float(tagger_x[env, agent]) * scale
+        observation[env, agent, 1] = float(tagger_y[env, agent]) * scale
+        observation[env, agent, 2] = float(runner_x[env]) * scale
+        observation[env, agent, 3] = float(runner_y[env]) * scale
+        observation[env, agent, 4] = 1.0
+        observation[env, agent, 5] = float(step_count[env]) / float(max_steps)
+
+
+@wp.func
+def look_runner(
+    env: int,
+    full: bool,
+    size: int,
+    max_steps: int,
+    step_count: wp.array[int],
+    tagger_x: wp.array2d[int],
+    tagger_y: wp.array2d[int],
+    runner_x: wp.array[int],
+    runner_y: wp.array[int],
+    nearest: wp.array[wp.int64],
+    runner_observation: wp.array2d[float],
+):
+    if full:
+        taggers = tagger_x.shape[1]
+        row = runner_observation[env]
+        describe(env, taggers, size, max_steps, step_count, tagger_x, tagger_y, runner_x, runner_y, row)
+    else:
+        scale = 1.0 / float(size)
+        hunter = int(nearest[env] & wp.int64(0xFFFFF))
+        runner_observation[env, 0] = float(runner_x[env]) * scale
+        runner_observation[env, 1] = float(runner_y[env]) * scale
+        runner_observation[env, 2] = float(tagger_x[env, hunter]) * scale
+        runner_observation[env, 3] = float(tagger_y[env, hunter]) * scale
+        runner_observation[env, 4] = 0.0
+        runner_observation[env, 5] = float(step_count[env]) / float(max_steps)
+
+
+class TagGrid(KernelWorld):
+    """Taggers hunt one runner on a grid; they win together (WarpDrive's Tag, grid).
+
+    | | |
+    |---|---|
+    | observation | `full`: of every agent x, y (/ size), 1 for taggers, 1 for oneself; then time / max_steps |
+    | or | own x, y, those of the runner (the runner sees the nearest tagger), 1 for taggers, time / max_steps |
+    | action | stay, +x, -x, +y, -y |
+    | reward | after a tag `tag_reward` for every tagger, -`tag_penalty` for the runner; else the step cost |
+    | | is paid by taggers and earned by the runner; -`wall_penalty` against a wall |
+    | end | terminated when a tagger stands on the runner's cell, truncated after `max_steps` |
+    """
+
+    @dataclass(frozen=True)
+    class Config:
+        taggers: int = 4
+        """Taggers per env; with them is one runner."""
+        size: int = 100
+        """The cells are 0 to this, inclusive, in x and y."""
+        max_steps: int = 100
+        """Steps before an episode is truncated."""
+        full: bool = True
+        """Show every agent to every agent, instead of six numbers."""
+        random_start: bool = False
+        """Start anywhere, instead of taggers in the middle and the runner in a corner."""
+        wall_penalty: float = 0.1
+        """Cost of running into a wall."""
+        tag_reward: float = 10.0
+        """What each tagger gets for a tag."""
+        tag_penalty: float = 5.0
+        """What it costs the runner."""
+        step_cost: float = 0.01
+        """What a step without a tag costs a tagger and brings the runner."""
+
+        def __post_init__(self):
+            if self.taggers < 1 or self.taggers >= 2**20:
+                raise ShoalError(f"--world.taggers must be between 1 and 1048575, got {self.taggers}.")
+            if self.size < 1:
+                raise ShoalError(f"--world.size must be at least 1, got {self.size}.")
+
+    @staticmethod
+    def state(config):
+        cells = Field(int, (config.taggers,), unit="cells")
+        return dict(
+            tagger_x=cells,
+            tagger_y=cells,
+            runner_x=Field(int, (1,), unit="cells"),
+            runner_y=Field(int, (1,), unit="cells"),
+            tagged=Field(float, doc="1 once the runner is tagged"),
+            nearest=Field(wp.int64, doc="squared distance and number of the tagger next to the runner"),
+        )
+
+    @staticmethod
+    def groups(config):
+        sight = Box(4 * (config.taggers + 1) + 1 if config.full else PARTIAL)
+        return (
+            Group("tagger", observation=sight, action=Discrete(ACTIONS), agents=config.taggers),
+            Group("runner", observation=sight, action=Discrete(ACTIONS)),
+        )
+
+    step = (run, Each("tagger", chase), judge, Each("tagger", share))
+    reset = (place_runner, Each("tagger", place_tagger))
+    observe = (forget_nearest, Each("tagger", seek), Each("tagger", look_tagger), look_runner)
+    reports = ("tagged",)
+    settings = dict(
+        common=dict(one_policy=True, hidden=(32, 32), activation="relu", shared=True, gamma=0.98, entropy=0.05),
+        cpu=dict(total_steps=4_000_000, num_envs=256, rollout=50),
+        gpu=dict(total_steps=200_000_000, num_envs=2000, rollout=100),
+        ppo=dict(lr=1e-3, minibatches=4, epochs=2),
+        a2c=dict(lr=1e-3, clip_norm=3.0),
+    )
