@@ -112,7 +112,7 @@ def start_fish(env: int, agent: int, rng: Random, size: float, x: Floats, y: Flo
 @wp.func
 def start_sharks(env: int, agent: int, rng: Random, size: float, x: Floats, y: Floats, course: Floats, speed: Floats):
     """Anywhere else: other random numbers than any fish has."""
-    draw = uniform4(rng, 1000 + agent, 0.0, 1.0)
+    draw = uniform4(rng, 100_000 + agent, 0.0, 1.0)
     x[env, agent] = size * draw[0]
     y[env, agent] = size * draw[1]
     course[env, agent] = 6.2831853 * draw[2]

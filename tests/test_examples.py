@@ -1,11 +1,14 @@
 """The examples are run as they stand, and the documented world is as short as promised."""
 
+import re
 import runpy
+import textwrap
 from pathlib import Path
 
 import torch
 
 import shoal
+from shoal.cli import main
 from shoal.worlds import load_object
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -33,6 +36,46 @@ def test_the_documentation_shows_the_examples_as_they_are():
     for page, names in shown.items():
         for name in names:
             assert f"```python\n{(EXAMPLES / name).read_text()}```" in (docs / page).read_text()
+
+
+TUTORIAL = (EXAMPLES.parent / "docs" / "multi_agent.md").read_text()
+
+
+def test_the_tutorial_is_the_example_in_pieces():
+    """Every block of code on the page is a part of shark.py, and together they are all of it."""
+    rest = (EXAMPLES / "shark.py").read_text()
+    for block in re.findall(r"```python\n(.*?)```", TUTORIAL, re.DOTALL):
+        part = block if block in rest else textwrap.indent(block, "    ")  # of the class
+        assert rest.count(part) == 1
+        rest = rest.replace(part, "")
+    assert not rest.strip()
+
+
+def test_the_commands_of_the_tutorial_run(tmp_path, monkeypatch):
+    """In their order, each as it stands but for its length."""
+    monkeypatch.chdir(tmp_path)
+    train = "--total-steps 1024 --num-envs 16 --rollout 16 --eval-episodes 2 --device cpu --quiet --run-dir"
+    shorter = {
+        "check": ["--steps", "30", "--no-debug", "--device", "cpu"],
+        "eval": ["--episodes", "2", "--device", "cpu"],
+        "record": ["--steps", "3", "--envs", "2", "--device", "cpu"],
+    }
+    seen = set()
+    for line in re.findall(r"^shoal (.*)$", TUTORIAL, re.MULTILINE):
+        words = line.replace("examples", str(EXAMPLES)).replace("RUN", str(tmp_path / "run1")).split()
+        seen.add(words[0])
+        run = tmp_path / f"run{sum(path.is_dir() for path in tmp_path.iterdir()) + 1}"
+        assert main([*words, *(shorter.get(words[0]) or [*train.split(), str(run)])]) == 0, line
+    assert seen == {"check", "train", "eval", "record"}
+    assert (tmp_path / "sea.png").is_file()
+
+
+def test_sharks_learn_to_hunt(tmp_path):
+    """Fish that do not learn, a tenth of the tutorial's steps: sharks eat over twice as many as at random (5 of 20)."""
+    world = f"{EXAMPLES / 'shark.py'}:Shark"
+    small = dict(total_steps=10_000, eval_episodes=0, device="cpu", quiet=True)
+    run = shoal.train(world, freeze="fish", run_dir=tmp_path / "run", **small)
+    assert run.evaluate(episodes=20).reports["eaten"].mean > 11.0
 
 
 def test_both_rockets_fly_alike():

@@ -66,6 +66,8 @@ def draw_agents(canvas: Canvas, size: float, crowds: Mapping[str, Mapping[str, n
         _crosses(canvas, trace, *looks[name])
     for name, trace in traces.items():
         _trails(canvas, trace, *looks[name], longest=0.5 * size)
+    corners = [*canvas.at((low, high)), *canvas.at((high, low))]
+    canvas.draw.rectangle(corners, None, canvas.rgb("grey"), canvas.smooth)
     for name in sorted(traces, key=lambda name: looks[name][1]):  # the few and large above the many and small
         heading = crowds[name].get("heading")
         _bodies(canvas, traces[name], *looks[name], heading, shifts.get(name, 0.0) * looks[name][1])
@@ -89,8 +91,7 @@ def _field(canvas: Canvas, low: float, high: float, cells: bool) -> None:
     pad = 0.03 * side
     strip = (side + 2 * pad) * STRIP / (canvas.height - STRIP)
     canvas.view(low - pad, high + pad, low - pad, high + pad + strip)
-    corners = [*canvas.at((low, high)), *canvas.at((high, low))]
-    canvas.draw.rectangle(corners, GROUND, canvas.rgb("grey"), canvas.smooth)
+    canvas.draw.rectangle([*canvas.at((low, high)), *canvas.at((high, low))], GROUND)
     if cells and side * 6 * canvas.smooth < side * canvas.scale:  # lines need cells of some pixels
         for i in range(1, round(side)):
             for ends in ([(low + i, low), (low + i, high)], [(low, low + i), (high, low + i)]):
