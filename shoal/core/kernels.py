@@ -28,8 +28,8 @@ ENVS_PER_BLOCK = 4096
 WARP = 32
 """Threads of a GPU that run in step; up to so many agents share a warp, or a part of one."""
 
-THREADS_PER_BLOCK = 256
-"""The most threads that share an env."""
+THREADS_PER_BLOCK = 128
+"""The most threads that share an env (more of them wait longer for one another: measured)."""
 
 RNG_SOURCES = ("seed", "env_id", "episode", "step_count")
 """The arrays that the parameter `rng` is made of."""

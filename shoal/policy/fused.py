@@ -22,6 +22,9 @@ WIDEST = 256
 """The widest layer, and the most inputs and choices, that the kernel keeps on chip."""
 
 
+MANY_ROWS = 2**17
+
+
 @triton.jit
 def activate(x, KIND: tl.constexpr):
     """One of torch's activations."""
@@ -173,9 +176,8 @@ class FusedActor:
             CLIP=OBSERVATION_CLIP,
             MASKED_LOGIT=MASKED,
             HAS_VALUE=self.valued,
-            ROWS=64,
-            num_warps=8 if hidden2 > 64 else 4,
         )
+        self.narrow = max(hidden2, self.sizes["HIDDEN1_PADDED"], self.sizes["INPUTS_PADDED"]) <= 64
 
     def __call__(
         self,
@@ -188,8 +190,9 @@ class FusedActor:
     ) -> None:
         """Fill `action`, `log_prob` and (if `valued`) `value` for observations [env, agent, ...], all contiguous."""
         policy, rows = self.policy, log_prob.numel()
+        many = self.narrow and rows >= MANY_ROWS  # enough programs even if each takes more rows per load of weights
         scale = policy.moments.scale() if policy.normalise else policy.moments.mean
-        act_kernel[(triton.cdiv(rows, self.sizes["ROWS"]),)](
+        act_kernel[(triton.cdiv(rows, 256 if many else 64),)](
             observation,
             policy.moments.mean,
             scale,
@@ -209,6 +212,8 @@ class FusedActor:
             value,
             rows,
             HAS_MASK=mask is not None,
+            ROWS=256 if many else 64,
+            num_warps=4 if self.narrow and not many else 8,
             **self.sizes,
         )
 

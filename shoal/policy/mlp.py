@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,18 +28,50 @@ class MLP(nn.Module):
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         x = observation.flatten(1)
-        for layer in self.layers:
-            x = linear(x, layer.weight, layer.bias) if isinstance(layer, nn.Linear) else layer(x)
+        for layer, activation in zip(self.layers[::2], self.layers[1::2], strict=True):
+            if isinstance(activation, nn.ReLU) and _on_tensor_cores(x):
+                x = _LinearReLU.apply(*_padded(x, layer.weight, layer.bias))[..., : layer.out_features]
+            else:
+                x = activation(linear(x, layer.weight, layer.bias))
         return x
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """A linear layer; for tensor cores, which want multiples of eight, sizes are padded with zeros."""
-    rows, columns = weight.shape
-    if not (x.is_cuda and torch.is_autocast_enabled("cuda")) or (rows % 8 == 0 and columns % 8 == 0):
+    if not _on_tensor_cores(x):
         return F.linear(x, weight, bias)
-    weight = F.pad(weight, (0, -columns % 8, 0, -rows % 8))
-    return F.linear(F.pad(x, (0, -columns % 8)), weight, F.pad(bias, (0, -rows % 8)))[..., :rows]
+    return F.linear(*_padded(x, weight, bias))[..., : weight.shape[0]]
+
+
+def _on_tensor_cores(x: torch.Tensor) -> bool:
+    return x.is_cuda and torch.is_autocast_enabled("cuda")
+
+
+def _padded(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Operands of a linear layer in bf16, with sizes that are multiples of eight."""
+    rows, columns = weight.shape
+    more_rows, more_columns = -rows % 8, -columns % 8
+    if more_columns:
+        x, weight = F.pad(x, (0, more_columns)), F.pad(weight, (0, more_columns))
+    if more_rows:
+        weight, bias = F.pad(weight, (0, 0, 0, more_rows)), F.pad(bias, (0, more_rows))
+    return x.bfloat16(), weight.bfloat16(), bias.bfloat16()
+
+
+class _LinearReLU(torch.autograd.Function):
+    """A linear layer and ReLU in one pass over memory, which is what small layers wait for."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        y = torch._addmm_activation(bias, x, weight.t())  # pyright: ignore[reportPrivateImportUsage]
+        ctx.save_for_backward(x, weight, y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x, weight, y = ctx.saved_tensors
+        inner = torch.where(y > 0, gradients[0], 0)
+        return inner @ weight, inner.t() @ x, inner.sum(dim=0)
 
 
 def orthogonal(layer: nn.Linear, gain: float) -> nn.Linear:

@@ -452,8 +452,8 @@ class Pandemic(KernelWorld):
             normalise_reward=True,
             per_group=("planner.lr=3e-3", "planner.epochs=8", "planner.minibatches=1"),
         ),
-        cpu=dict(total_steps=120_000, num_envs=16),
-        gpu=dict(total_steps=8_000_000, num_envs=512, minibatches=16),
+        cpu=dict(total_steps=100_000, num_envs=16),
+        gpu=dict(total_steps=4_000_000, num_envs=512, minibatches=16),
     )
 
     def picture(self, canvas, env):

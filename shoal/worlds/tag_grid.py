@@ -9,6 +9,7 @@ from shoal.errors import ShoalError
 
 ACTIONS = 5  # stay, +x, -x, +y, -y
 PARTIAL = 6
+SLOTS = 32
 FAR = wp.constant(wp.int64(0x7FFFFFFFFFFFFFFF))
 
 
@@ -104,8 +105,9 @@ def place_tagger(
 
 
 @wp.func
-def forget_nearest(env: int, nearest: wp.array[wp.int64]):
-    nearest[env] = FAR
+def forget_nearest(env: int, nearest: wp.array2d[wp.int64]):
+    for slot in range(SLOTS):
+        nearest[env, slot] = FAR
 
 
 @wp.func
@@ -117,13 +119,16 @@ def seek(
     y: wp.array2d[int],
     runner_x: wp.array[int],
     runner_y: wp.array[int],
-    nearest: wp.array[wp.int64],
+    nearest: wp.array2d[wp.int64],
 ):
-    """Find the tagger next to the runner: the smallest (squared distance, number), whoever comes first."""
+    """Find the tagger next to the runner: the smallest (squared distance, number), whoever comes first.
+
+    A thousand threads that want the same number wait for one another; spread over slots, hardly.
+    """
     if not full:
         dx = wp.int64(x[env, agent] - runner_x[env])
         dy = wp.int64(y[env, agent] - runner_y[env])
-        wp.atomic_min(nearest, env, ((dx * dx + dy * dy) << wp.int64(20)) | wp.int64(agent))
+        wp.atomic_min(nearest, env, agent % SLOTS, ((dx * dx + dy * dy) << wp.int64(20)) | wp.int64(agent))
 
 
 @wp.func
@@ -193,7 +198,7 @@ def look_runner(
     tagger_y: wp.array2d[int],
     runner_x: wp.array[int],
     runner_y: wp.array[int],
-    nearest: wp.array[wp.int64],
+    nearest: wp.array2d[wp.int64],
     runner_observation: wp.array2d[float],
 ):
     if full:
@@ -202,7 +207,10 @@ def look_runner(
         describe(env, taggers, size, max_steps, step_count, tagger_x, tagger_y, runner_x, runner_y, row)
     else:
         scale = 1.0 / float(size)
-        hunter = int(nearest[env] & wp.int64(0xFFFFF))
+        best = nearest[env, 0]
+        for slot in range(1, SLOTS):
+            best = wp.min(best, nearest[env, slot])
+        hunter = int(best & wp.int64(0xFFFFF))
         runner_observation[env, 0] = float(runner_x[env]) * scale
         runner_observation[env, 1] = float(runner_y[env]) * scale
         runner_observation[env, 2] = float(tagger_x[env, hunter]) * scale
@@ -260,7 +268,7 @@ class TagGrid(KernelWorld):
             runner_x=Field(int, (1,), unit="cells"),
             runner_y=Field(int, (1,), unit="cells"),
             tagged=Field(float, doc="1 once the runner is tagged"),
-            nearest=Field(wp.int64, doc="squared distance and number of the tagger next to the runner"),
+            nearest=Field(wp.int64, (SLOTS,), doc="squared distance and number of the tagger next to the runner"),
         )
 
     @staticmethod
