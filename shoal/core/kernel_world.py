@@ -21,8 +21,8 @@ from shoal.core.random import draw_kernel
 from shoal.core.settings import check_settings
 from shoal.core.spaces import Box
 from shoal.core.store import Field, Store
-from shoal.core.world import EpisodeStatistics, Group, GroupOutputs, LastEpisode, Outputs, Places, World
-from shoal.errors import ShoalError, unknown
+from shoal.core.world import EpisodeStatistics, Group, GroupOutputs, LastEpisode, Outputs, World
+from shoal.errors import ShoalError
 
 NO_LIMIT = 2**31 - 1
 
@@ -98,7 +98,8 @@ class KernelWorld(World):
         self._allocate()
         self._settings = self._config_values()
         if self.places is not None:
-            self._check_places(self.places)
+            self.places.side(self.config)
+            self._placed = self.places.find(self.store.tensors, self.groups)
         for call in [*self._stages(holding=True), *self._restart_stages()]:
             if isinstance(call, Call):
                 kernels.check_call(call, self._provided(), type(self).__name__)
@@ -241,17 +242,15 @@ class KernelWorld(World):
 
     def picture(self, canvas, env: int) -> None:
         """A world with `places` is drawn from them; any other has a picture of its own, or none."""
-        places = self.places
-        if places is None:
+        if self.places is None:
             return super().picture(canvas, env)
         crowds = {}
         for g in self.groups:
-            arrays = {what: name for what, name in places.names(g).items() if name in self.store}
-            crowd = {what: self.store[name][env].flatten() for what, name in arrays.items()}
+            views = dict(self._placed[g.name])
             if g.leaves:
-                crowd["alive"] = self.store[self._names[g.name, "alive"]][env]
-            crowds[g.name] = {what: tensor.cpu().numpy() for what, tensor in crowd.items()}
-        canvas.agents(places.side(self.config), crowds, int(self.store.step_count[env]))
+                views["alive"] = self.store[self._names[g.name, "alive"]]
+            crowds[g.name] = {what: view[env].cpu().numpy() for what, view in views.items()}
+        canvas.agents(self.places.side(self.config), crowds, int(self.store.step_count[env]))
 
     @property
     def drawable(self) -> bool:
@@ -291,21 +290,6 @@ class KernelWorld(World):
             if name in self.store:
                 raise ShoalError(f"{type(self).__name__}: {name!r} is both a table and an array of the store.")
             self._tables[name] = Whole(torch.as_tensor(values).to(self.device).contiguous())
-
-    def _check_places(self, places: Places) -> None:
-        """Refuse places that name nothing, when the world is made and not when it is recorded."""
-        who = f"{type(self).__name__}.places"
-        if isinstance(places.size, str) and not hasattr(self.config, places.size):
-            raise unknown(f"setting for {who}:", places.size, [f.name for f in fields(self.config)])
-        found = {name: g for g in self.groups for name in places.names(g).values() if name in self.store}
-        for g in self.groups:
-            for what, name in places.names(g).items():
-                optional = what == "heading" and any(places.names(other)[what] in found for other in self.groups)
-                if name not in found and not optional:
-                    raise unknown(f"array for {who}:", name, self.state)
-        for name, g in found.items():
-            if self.store[name][0].numel() != g.agents:
-                raise ShoalError(f"{who}: {name!r} must hold one number per agent of group {g.name!r}.")
 
     def _config_values(self) -> dict[str, Any]:
         if not is_dataclass(self.config) or isinstance(self.config, type):

@@ -45,7 +45,8 @@ class Group:
 class Places:
     """Where the agents of a world are in a square, by the names of arrays; enough for a picture of it.
 
-    Names are of arrays [env, agent]; `{group}` in them stands for the group's name.
+    An array is the group's own, [env, agent], with `{group}` in its name for the group's; or it holds the agents of all
+    groups, one group after the other. Of vectors, `position[0]` is the first element.
     """
 
     size: str | float
@@ -55,14 +56,44 @@ class Places:
     heading: str | None = None
     """Where an agent points to [rad], from the x axis towards the y axis; groups without such an array have none."""
 
-    def names(self, group: Group) -> dict[str, str]:
-        """x, y and heading -> the array that says it for a group."""
-        names = {"x": self.x, "y": self.y, "heading": self.heading}
-        return {what: name.format(group=group.name) for what, name in names.items() if name is not None}
-
     def side(self, config: object) -> float:
         """Side of the square under these settings."""
-        return float(getattr(config, self.size) if isinstance(self.size, str) else self.size)
+        if not isinstance(self.size, str):
+            return float(self.size)
+        if not hasattr(config, self.size):
+            raise unknown("setting for the size of places:", self.size, vars(config))
+        return float(getattr(config, self.size))
+
+    def find(self, arrays: Mapping[str, torch.Tensor], groups: tuple[Group, ...]) -> dict[str, dict[str, torch.Tensor]]:
+        """For each group its x, y and perhaps heading: views [env, agent] of a world's arrays."""
+        found = {}
+        for g in groups:
+            views = {what: self._view(getattr(self, what), g, arrays, groups) for what in ("x", "y", "heading")}
+            found[g.name] = {what: view for what, view in views.items() if view is not None}
+        optional = self.heading is None or any("heading" in views for views in found.values())
+        for g in groups:
+            for what in ("x", "y") if optional else ("x", "y", "heading"):
+                if what not in found[g.name]:
+                    name = str(getattr(self, what)).format(group=g.name)
+                    raise unknown(f"array for {what} of {g.name}:", name, arrays)
+        return found
+
+    def _view(
+        self, name: str | None, group: Group, arrays: Mapping[str, torch.Tensor], groups: tuple[Group, ...]
+    ) -> torch.Tensor | None:
+        name, _, element = (name or "").format(group=group.name).rstrip("]").partition("[")
+        if name not in arrays:
+            return None
+        view = arrays[name]
+        if element.isdigit() and int(element) < view.shape[-1]:
+            view = view[..., int(element)]
+        view = view[:, None] if view.ndim == 1 else view
+        sizes = [g.agents for g in groups]
+        if len(groups) > 1 and view.shape[1] == sum(sizes):
+            view = view.split(sizes, 1)[groups.index(group)]
+        if view.ndim != 2 or view.shape[1] != group.agents:
+            raise ShoalError(f"Places need one number of {name!r} per agent of {group.name!r}; name an element: [0].")
+        return view
 
 
 @dataclass

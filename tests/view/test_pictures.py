@@ -252,11 +252,22 @@ def test_recordings_of_a_square_are_square(tmp_path):
     assert [frame.shape for frame in frames] == [(SQUARE[1], 2 * SQUARE[0], 3)] * 5
 
 
+def test_places_may_be_vectors_of_all_groups():
+    """[env, agent of any group, element] is split into the groups, in their order."""
+    at = torch.arange(2 * 4 * 3).view(2, 4, 3).float()
+    found = Places(size=1.0, x="at[0]", y="at[2]").find({"at": at}, Ditch.groups)
+    assert found["walker"]["x"].tolist() == [[0.0, 3.0], [12.0, 15.0]]
+    assert found["guard"]["y"].tolist() == [[8.0, 11.0], [20.0, 23.0]]
+    with pytest.raises(ShoalError, match=r"name an element: \[0\]"):
+        Places(size=1.0, x="at", y="at[2]").find({"at": at}, Ditch.groups)
+
+
 def test_places_that_name_nothing_are_refused():
     for places, message in (
-        (Places(size="sise"), "setting for Wrong.places: 'sise'; did you mean 'size'"),
-        (Places(size=10.0, x="{group}_u"), "array for Wrong.places: 'walker_u'"),
-        (Places(size=10.0, heading="{group}_way"), "array for Wrong.places: 'walker_way'"),
+        (Places(size="sise"), "setting for the size of places: 'sise'; did you mean 'size'"),
+        (Places(size=10.0, x="{group}_u"), "array for x of walker: 'walker_u'"),
+        (Places(size=10.0, heading="{group}_way"), "array for heading of walker: 'walker_way'"),
+        (Places(size=10.0, y="step_count"), "one number of 'step_count' per agent of 'walker'"),
     ):
         Wrong = type("Wrong", (Ditch,), dict(places=places))
         with pytest.raises(ShoalError, match=message):
