@@ -5,11 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 import warp as wp
 
-from shoal.core import Box, Each, Field, Group, KernelWorld, MultiDiscrete, Random, sincos, uniform4
+from shoal.core import Box, Each, Field, Group, KernelWorld, MultiDiscrete, Places, Random, sincos, uniform4
 from shoal.errors import ShoalError
 
 TURN = wp.constant(6.283185307179586)
 PER_NEIGHBOUR = 7
+OF_ONESELF = 6
 MOST_NEIGHBOURS = 16
 
 Distances = wp.types.vector(length=MOST_NEIGHBOURS, dtype=float)
@@ -216,6 +217,8 @@ def look(
     size: float,
     max_speed: float,
     max_acceleration: float,
+    time: float,
+    see_self: bool,
     position: wp.array2d[wp.vec2],
     motion: wp.array2d[wp.vec3],
     runner_alive: wp.array2d[wp.bool],
@@ -258,6 +261,16 @@ def look(
             row[at + 4] = found * change[1] / TURN
             row[at + 5] = wp.where(other < taggers, found, 0.0)
             row[at + 6] = found
+    end = PER_NEIGHBOUR * neighbours
+    row[end] = time
+    if see_self:
+        sine, cosine = sincos(mine[1])
+        row[end + 1] = here[0] / size
+        row[end + 2] = here[1] / size
+        row[end + 3] = mine[0] / max_speed
+        row[end + 4] = mine[2] / max_acceleration
+        row[end + 5] = cosine
+        row[end + 6] = sine
 
 
 @wp.func
@@ -270,15 +283,18 @@ def look_tagger(
     max_speed: float,
     max_acceleration: float,
     max_steps: int,
+    see_self: bool,
     step_count: wp.array[int],
     position: wp.array2d[wp.vec2],
     motion: wp.array2d[wp.vec3],
     runner_alive: wp.array2d[wp.bool],
     observation: wp.array3d[float],
 ):
-    row = observation[env, agent]
-    look(env, agent, taggers, neighbours, size, max_speed, max_acceleration, position, motion, runner_alive, row)
-    row[PER_NEIGHBOUR * neighbours] = float(step_count[env]) / float(max_steps)
+    time = float(step_count[env]) / float(max_steps)
+    look(
+        env, agent, taggers, neighbours, size, max_speed, max_acceleration, time, see_self, position, motion,
+        runner_alive, observation[env, agent],
+    )  # fmt: skip
 
 
 @wp.func
@@ -291,6 +307,7 @@ def look_runner(
     max_speed: float,
     max_acceleration: float,
     max_steps: int,
+    see_self: bool,
     step_count: wp.array[int],
     position: wp.array2d[wp.vec2],
     motion: wp.array2d[wp.vec3],
@@ -298,14 +315,15 @@ def look_runner(
     observation: wp.array3d[float],
 ):
     """A runner that has left sees nothing."""
-    row = observation[env, agent]
     if runner_alive[env, agent]:
-        me = taggers + agent
-        look(env, me, taggers, neighbours, size, max_speed, max_acceleration, position, motion, runner_alive, row)
-        row[PER_NEIGHBOUR * neighbours] = float(step_count[env]) / float(max_steps)
+        time = float(step_count[env]) / float(max_steps)
+        look(
+            env, taggers + agent, taggers, neighbours, size, max_speed, max_acceleration, time, see_self, position,
+            motion, runner_alive, observation[env, agent],
+        )  # fmt: skip
     else:
-        for i in range(row.shape[0]):
-            row[i] = 0.0
+        for i in range(observation.shape[2]):
+            observation[env, agent, i] = 0.0
 
 
 class TagContinuous(KernelWorld):
@@ -315,7 +333,7 @@ class TagContinuous(KernelWorld):
     |---|---|
     | observation | of each of the `neighbours` nearest agents in the game, nearest first: x, y (/ diagonal), speed, |
     | | acceleration (/ their limits), direction (/ turn), all relative to one's own, 1 for taggers, 1; then time / |
-    | | max_steps |
+    | | max_steps. WarpDrive's agents see nothing of themselves, not even where they are heading; `see_self` adds it |
     | action | acceleration and turn: 0 for none, else one of evenly spaced levels |
     | reward | tagger: `tag_reward` per tag; runner: -`tag_penalty` when tagged, `end_reward` for lasting; |
     | | both: `step_reward`, -`edge_penalty` |
@@ -336,6 +354,8 @@ class TagContinuous(KernelWorld):
         """Steps of a game."""
         neighbours: int = 10
         """How many of the nearest agents one sees (at most 16)."""
+        see_self: bool = False
+        """Let agents see their own x, y, speed, acceleration and the cosine and sine of their direction, too."""
         max_speed: float = 1.0
         """Speed limit at skill 1 [m/step]."""
         max_acceleration: float = 0.1
@@ -388,7 +408,7 @@ class TagContinuous(KernelWorld):
 
     @staticmethod
     def groups(config):
-        sight = Box(PER_NEIGHBOUR * config.neighbours + 1)
+        sight = Box(PER_NEIGHBOUR * config.neighbours + 1 + (OF_ONESELF if config.see_self else 0))
         action = MultiDiscrete((config.acceleration_levels + 1, config.turn_levels + 1))
         return (
             Group("tagger", observation=sight, action=action, agents=config.taggers),
@@ -411,6 +431,7 @@ class TagContinuous(KernelWorld):
     reset = (count_runners, Each("tagger", place_tagger), Each("runner", place_runner))
     observe = (Each("tagger", look_tagger), Each("runner", look_runner))
     reports = ("tagged",)
+    places = Places(size="size", x="position[0]", y="position[1]", heading="motion[1]")
     settings = dict(
         common=dict(hidden=(256, 256), activation="relu", shared=True, gamma=0.98, entropy=0.05),
         cpu=dict(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import warp as wp
 
-from shoal.core import Box, Discrete, Each, Field, Group, KernelWorld, Random, uniform4
+from shoal.core import Box, Discrete, Each, Field, Group, KernelWorld, Places, Random, uniform4
 from shoal.errors import ShoalError
 
 ACTIONS = 5  # stay, +x, -x, +y, -y
@@ -283,6 +283,7 @@ class TagGrid(KernelWorld):
     reset = (place_runner, Each("tagger", place_tagger))
     observe = (forget_nearest, Each("tagger", seek), Each("tagger", look_tagger), look_runner)
     reports = ("tagged",)
+    places = Places(size="size")
     settings = dict(
         common=dict(one_policy=True, hidden=(32, 32), activation="relu", shared=True, gamma=0.98, entropy=0.05),
         cpu=dict(total_steps=4_000_000, num_envs=256, rollout=50),
