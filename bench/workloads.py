@@ -27,6 +27,7 @@ GRID_PPO = dict(algo="ppo", rollout=100, epochs=2, minibatches=4, **GRID)
 SQUARE = dict(num_envs=100, rollout=250, hidden=(256, 256), activation="relu", shared=True)
 SQUARE_A2C = dict(algo="a2c", lr=1e-3, gamma=0.98, entropy=0.05, clip_norm=0.5, per_group="runner.lr=5e-3", **SQUARE)
 SQUARE_PPO = dict(algo="ppo", epochs=2, minibatches=4, **SQUARE)
+HUNDRED = dict(taggers=10, runners=100, max_steps=500, own_frame=False)
 THOUSAND = dict(taggers=999, full=False)
 
 ROWS = {
@@ -38,8 +39,8 @@ ROWS = {
     "tag_grid_5x2000_ppo": ("tag-grid", dict(num_envs=2000, **GRID_PPO), {}, None, "-"),
     "tag_grid_5x20000": ("tag-grid", dict(num_envs=20_000, **GRID_A2C), {}, 80e6, "WarpDrive 10.7 M"),
     "tag_grid_5x20000_ppo": ("tag-grid", dict(num_envs=20_000, **GRID_PPO), {}, None, "-"),
-    "tag_continuous_110x100": ("tag-continuous", SQUARE_A2C, {}, 475e3, "WarpDrive 31.6 k"),
-    "tag_continuous_110x100_ppo": ("tag-continuous", SQUARE_PPO, {}, None, "-"),
+    "tag_continuous_110x100": ("tag-continuous", SQUARE_A2C, HUNDRED, 475e3, "WarpDrive 31.6 k"),
+    "tag_continuous_110x100_ppo": ("tag-continuous", SQUARE_PPO, HUNDRED, None, "-"),
     "tag_grid_1000x2000": ("tag-grid", dict(num_envs=2000, **GRID_A2C), THOUSAND, 1.5e6, "WarpDrive out of memory"),
     "tag_grid_1000x2000_ppo": ("tag-grid", dict(num_envs=2000, **GRID_PPO), THOUSAND, None, "-"),
 }
@@ -49,7 +50,7 @@ def job_of(world, settings, config, device):
     return make_job(world, total_steps=1e12, device=device, world_config=config, **settings)
 
 
-def run_rows(names, seconds, device):
+def run_rows(names, seconds, device, out):
     rows = []
     for name in names:
         world, settings, config, goal, peer = ROWS[name]
@@ -59,29 +60,26 @@ def run_rows(names, seconds, device):
         else:
             row = bench.bench_training(job, seconds)
         row = dict(workload=name, goal=goal, peer=peer, **row)
-        print(json.dumps(row), flush=True)
         rows.append(row)
-        _free()
+        _note(rows, 1, out)
     return rows
 
 
-def curve_over_envs(seconds, device):
+def curve_over_envs(seconds, device, out):
     rows = []
     for exponent in range(6, 21, 2):
         envs = 2**exponent if exponent < 20 else 1_000_000
         job = job_of("cartpole", dict(num_envs=envs, **PPO), {}, device)
         rows += [bench.bench_stepping(job, envs, seconds / 2), bench.bench_training(job, seconds)]
-        for row in rows[-2:]:
-            print(json.dumps(row), flush=True)
-        _free()
+        _note(rows, 2, out)
     return rows
 
 
-def curve_over_agents(seconds, device):
+def curve_over_agents(seconds, device, out):
     """Tag-grid with six-float observations; where the card is full, the row says so and how many envs fit."""
     rows = []
-    for agents in (5, 30, 100, 300, 1000):
-        for envs in (10, 100, 1000, 10_000, 100_000):
+    for agents in (1000, 100, 5):
+        for envs in (100_000, 10_000, 1000, 100, 10):
             config = dict(taggers=agents - 1, full=False)
             job = job_of("tag-grid", dict(num_envs=envs, **GRID_A2C), config, device)
             told = estimate(job)
@@ -93,13 +91,16 @@ def curve_over_agents(seconds, device):
                 except (torch.cuda.OutOfMemoryError, ShoalError) as error:
                     row = dict(bench="full", world="tag-grid", num_envs=envs, agents_per_env=agents, error=str(error))
             rows.append(row)
-            print(json.dumps(row), flush=True)
-            _free()
+            _note(rows, 1, out)
     return rows
 
 
-def _free():
-    """Give a row's memory back before the next one is measured."""
+def _note(rows, new, out):
+    """Print and write what is new, and give its memory back before the next one is measured."""
+    for row in rows[-new:]:
+        print(json.dumps(row), flush=True)
+    if out:
+        bench.save(rows, out)
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -115,9 +116,9 @@ def main():
     options = parser.parse_args()
     if options.curve:
         run = curve_over_envs if options.curve == "envs" else curve_over_agents
-        rows = run(options.seconds, options.device)
+        rows = run(options.seconds, options.device, options.out)
     else:
-        rows = run_rows(options.rows or list(ROWS), options.seconds, options.device)
+        rows = run_rows(options.rows or list(ROWS), options.seconds, options.device, options.out)
         for row in rows:
             rollout, goal = row.get("rollout_only"), row["goal"]
             beside = f"  rollout only {rollout / 1e6:8.2f} M" if rollout else ""
@@ -125,12 +126,10 @@ def main():
                 f"{row['workload']:26} {row['steps_per_second'] / 1e6:10.2f} M env steps/s{beside}"
                 f"   goal {'-' if goal is None else f'{goal / 1e6:g} M'}   peer: {row['peer']}"
             )
-    if options.out:
-        bench.save(rows, options.out)
-        if options.curve:
-            from shoal.view.plot import plot_bench
+    if options.out and options.curve:
+        from shoal.view.plot import plot_bench
 
-            plot_bench(rows, options.out.with_suffix(".png"))
+        plot_bench(rows, options.out.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -1,24 +1,42 @@
-"""The demo: train cart-pole on the machine it finds, evaluate it, draw the learning curve, record the agent."""
+"""The demo: train taggers and runners against each other on the machine it finds, evaluate, draw and record them."""
+
+import torch
 
 import shoal
 from shoal.view.plot import plot_runs
 from shoal.view.video import record
 
+CPU_STEPS = 300_000
+"""Enough to see them hunt and flee, in about a minute and a half on two cores."""
+
 
 def main(**settings) -> None:
     """Train, evaluate, draw and record; then say where everything is. Settings are those of `shoal train`."""
-    run = shoal.train("cartpole", **settings)
-    score = run.evaluate(episodes=100)["cart"]
+    if not torch.cuda.is_available():
+        settings = {"total_steps": CPU_STEPS, **settings}
+    run = shoal.train("tag-continuous", **settings)
+    config = run.job.world_config
+    tagged = {
+        "random taggers, random runners": ["tagger", "runner"],
+        "trained taggers, random runners": ["runner"],
+        "random taggers, trained runners": ["tagger"],
+        "trained taggers, trained runners": [],
+    }
+    print(f"\nRunners tagged of {config.runners} by {config.taggers} taggers in {config.max_steps} steps:")
+    for players, random in tagged.items():
+        score = shoal.load_run(run.path, random=random).evaluate(episodes=50).reports["tagged"]
+        print(f"  {players:34} {score.mean:5.1f}")
     curve = plot_runs([run.path])
-    video = record(run, steps=300)
-    print(f"\nThe pole stands for {score.mean:.0f} of 500 steps (mean of {score.episodes} episodes).")
-    print(f"  learning curve  {curve}")
+    video = record(run, steps=300, sample=True)
+    sheet = record(run, run.path / "videos" / "sheet.png", steps=30, sample=True)
+    print(f"\n  learning curve  {curve}")
     print(f"  recording       {video}")
+    print(f"  sixteen games   {sheet}")
     print(f"  run folder      {run.path}")
     print("\nTry next:")
-    print("  .venv/bin/shoal train pendulum      another world; `.venv/bin/shoal list` shows them all")
-    print(f"  .venv/bin/shoal eval {run.path}")
-    print("  .venv/bin/shoal bench cartpole      how fast this machine is")
+    print("  .venv/bin/shoal train cartpole      another world; `.venv/bin/shoal list` shows them all")
+    print(f"  .venv/bin/shoal eval {run.path} --random runner")
+    print("  .venv/bin/shoal bench tag-grid      how fast this machine is")
 
 
 if __name__ == "__main__":

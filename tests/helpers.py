@@ -161,11 +161,13 @@ def random_rollout(
     terminates: float = 0.2,
     truncates: float = 0.2,
     group: Group | None = None,
+    waits: bool = False,
 ) -> Rollout:
-    """Random rewards and ends; agents die and come back with the next episode."""
+    """Random rewards and ends; agents die and come back with the next episode; if they wait, not all rows count."""
     rng = np.random.default_rng(seed)
     if group is None:
-        group = Group("g", observation=Box(1), action=Discrete(2), agents=agents, leaves=leaves)
+        every = 3 if waits else 1
+        group = Group("g", observation=Box(1), action=Discrete(2), agents=agents, leaves=leaves, every=every)
     rollout = allocate([group], steps, envs, steps, torch.device("cpu"))
     rollout.reward.copy_(torch.as_tensor(rng.normal(size=(steps, envs, agents))))
     rollout.terminated.copy_(torch.as_tensor(rng.random((steps, envs)) < terminates))
@@ -176,31 +178,46 @@ def random_rollout(
             going_on = ~(rollout.terminated[t] | rollout.truncated[t]).numpy()[:, None]
             alive[t + 1] &= alive[t] | ~going_on
         rollout.alive.copy_(torch.as_tensor(alive))
+        rollout.final_alive.copy_(torch.as_tensor(rng.random((steps, envs, agents)) < 0.7))
+    if rollout.acting is not None:
+        rollout.acting.copy_(torch.as_tensor(rng.random((steps + 1, envs, agents)) < 0.4))
     return rollout
 
 
 def advantage_twin(rollout: Rollout, value, final_value, gamma, lam, scale=1.0) -> tuple[np.ndarray, np.ndarray]:
-    """Each advantage as a sum over the errors that follow in the same life: no recursion, one agent at a time."""
+    """Each advantage as a sum over the errors of the choices that follow in the same life, one agent at a time."""
     reward = scale * rollout.reward.numpy().astype(np.float64)
     terminated, truncated = rollout.terminated.numpy(), rollout.truncated.numpy()
     steps, envs, agents = reward.shape
-    alive = np.ones((steps + 1, envs, agents), bool) if rollout.alive is None else rollout.alive.numpy()
+
+    def flags(tensor, rows: int) -> np.ndarray:
+        return np.ones((rows, envs, agents), bool) if tensor is None else tensor.numpy()
+
+    alive, acting = flags(rollout.alive, steps + 1), flags(rollout.acting, steps + 1)
+    final_alive = flags(rollout.final_alive, steps)
     advantage = np.zeros_like(reward)
     for n in range(envs):
         only_cut = truncated[:, n] & ~terminated[:, n]
         for a in range(agents):
-            for t in np.flatnonzero(alive[:-1, n, a]):
-                weight = 1.0
-                for u in range(t, steps):
-                    ended = terminated[u, n] or truncated[u, n]
-                    if only_cut[u]:
-                        following = final_value[only_cut[:u].sum(), n, a]
-                    elif ended or not alive[u + 1, n, a]:
-                        following = 0.0
-                    else:
-                        following = value[u + 1, n, a]
-                    advantage[t, n, a] += weight * (reward[u, n, a] + gamma * following - value[u, n, a])
-                    if ended or not alive[u + 1, n, a]:
-                        break
-                    weight *= gamma * lam
+            for first in np.flatnonzero(alive[:-1, n, a] & acting[:-1, n, a]):
+                t, weight, over = first, 1.0, False
+                while not over:
+                    gain, discount, u, tail = 0.0, 1.0, t, None
+                    while tail is None:  # up to the next choice, or the end
+                        gain += discount * reward[u, n, a]
+                        discount *= gamma
+                        ended = terminated[u, n] or truncated[u, n]
+                        if only_cut[u]:
+                            slot = only_cut[:u].sum()
+                            tail, over = final_value[slot, n, a] * final_alive[slot, n, a], True
+                        elif ended or not alive[u + 1, n, a]:
+                            tail, over = 0.0, True
+                        elif u + 1 == steps:
+                            tail, over = value[steps, n, a], True
+                        elif acting[u + 1, n, a]:
+                            tail = value[u + 1, n, a]
+                        u += 1
+                    advantage[first, n, a] += weight * (gain + discount * tail - value[t, n, a])
+                    weight *= discount * lam
+                    t = u
     return advantage, advantage + value[:-1]

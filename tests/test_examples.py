@@ -16,7 +16,8 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 def test_demo(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    small = dict(total_steps=2048, num_envs=32, rollout=8, eval_episodes=4, device="cpu")
+    sizes = dict(taggers=2, runners=6, max_steps=20)
+    small = dict(total_steps=512, num_envs=8, rollout=8, eval_episodes=4, device="cpu", world_config=sizes)
     runpy.run_path(str(EXAMPLES / "demo.py"))["main"](**small)
     out = capsys.readouterr().out
     for word in ("learning curve", "recording", "Try next"):

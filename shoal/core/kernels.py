@@ -80,6 +80,7 @@ class Program:
 
     kernel: Any
     parameters: tuple[Parameter, ...]
+    agents: int = 0
     threads: int = 0
     block: int = 256
 
@@ -142,7 +143,7 @@ def build(name: str, calls: list[Call], on_cpu: bool) -> Program:
     """The kernel for a list of calls that follow one another."""
     most = max(call.agents for call in calls)
     if on_cpu:
-        return _generate(f"{name}_cpu", calls, _cpu_body)
+        return _generate(f"{name}_cpu", calls, _cpu_body, agents=most)
     if len(calls) == 1 and most:
         return _generate(f"{name}_each", calls, _each_body, threads=most)
     if most <= 1:

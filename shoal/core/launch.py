@@ -18,7 +18,10 @@ from shoal.core.store import warp_view
 from shoal.errors import ShoalError
 
 ENVS_PER_THREAD = 4096
-"""Below this many envs a second CPU thread costs more than it brings."""
+"""Below this many envs of one agent a second CPU thread costs more than it brings."""
+
+AGENT_WEIGHT = 16
+"""How many such envs an agent of a larger env stands for: its functions look at others."""
 
 
 @cache
@@ -127,7 +130,8 @@ class Plan:
 
     def _add_cpu(self, program: Program, arguments: dict[str, Any]) -> None:
         # One launch per thread: each return to Python would have to wait for the interpreter's lock.
-        threads = max(1, min(cpu_threads(), self.num_envs // ENVS_PER_THREAD))
+        work = self.num_envs * (AGENT_WEIGHT * program.agents if program.agents > 1 else 1)
+        threads = max(1, min(cpu_threads(), self.num_envs, work // ENVS_PER_THREAD))
         bounds = [self.num_envs * i // threads for i in range(threads + 1)]
         shares: Shares = []
         for start, stop in pairwise(bounds):

@@ -16,7 +16,7 @@ from shoal.learn.returns import advantage_plan, discounted_plan
 from shoal.learn.rollout import Rollout
 from shoal.policy import ActorCritic, RunningMoments
 
-ACTIVATION_MEMORY = {"cpu": 2**30, "cuda": 2**33}
+ACTIVATION_MEMORY = {"cpu": 2**30, "cuda": 2**34}
 """Bytes that the activations of one pass of an update may take, by kind of device."""
 
 BYTES_PER_ACTIVATION = 12

@@ -20,6 +20,7 @@ class ActorCritic(nn.Module):
         super().__init__()
         shape = group.observation.shape
         self.group = group
+        self.shared = shared
         self.normalise = normalise
         self.moments = RunningMoments(shape)
         self.policy_torso = torso(shape)
@@ -46,7 +47,7 @@ class ActorCritic(nn.Module):
     def distribution_and_value(
         self, observation: torch.Tensor, mask: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.value_torso is not self.policy_torso:
+        if not self.shared:
             return self.distribution(observation, mask), self.value(observation)
         both = (self.head.linear, self.value_head)  # on top of one torso, one layer does for both
         weight, bias = torch.cat([layer.weight for layer in both]), torch.cat([layer.bias for layer in both])

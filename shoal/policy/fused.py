@@ -131,15 +131,13 @@ def act_kernel(
         z = tl.where(inside, logits, -float("inf"))
         top = tl.max(z, axis=1)
         e = tl.exp(z - top[:, None])
-        whole = tl.sum(e, axis=1)
         running = tl.cumsum(e, axis=1)
-        level = tl.load(noise + row * PARTS + part, mask=live, other=0.0) * tl.max(running, axis=1)
-        # The first choice whose running sum passes the level; a choice of probability 0 is never taken.
-        possible = inside & (e > 0.0)
-        passed = possible & (running > level[:, None])
+        whole = tl.max(running, axis=1)
+        # The first choice whose running sum passes the level. One of probability 0 is never taken: it is left out,
+        # and the level stays a few roundings below the sum of all, so that the last possible one passes it.
+        level = tl.load(noise + row * PARTS + part, mask=live, other=0.0) * (0.999999 * whole)
+        passed = (running > level[:, None]) & (e > 0.0)
         pick = tl.min(tl.where(passed, n[None, :], CHOICES_PADDED), axis=1)
-        last = tl.max(tl.where(possible, n[None, :], 0), axis=1)
-        pick = tl.minimum(pick, last)
         here = n[None, :] == pick[:, None]
         chosen += tl.sum(tl.where(here, z, 0.0), axis=1) - top - tl.log(whole)
         tl.store(action + row * PARTS + part, pick - begin, mask=live)
@@ -153,8 +151,6 @@ class FusedActor:
         self.policy = policy
         torso, head = cast(MLP, policy.policy_torso), policy.head
         self.first, activation, self.second, _ = torso.layers
-        self.valued = policy.value_torso is torso
-        """Whether values come with the actions: policy and value share their torso."""
         starts = [sum(head.nvec[:i]) for i in range(len(head.nvec) + 1)]
         pairs = [number for pair in pairwise(starts) for number in pair]
         self.parts = torch.tensor(pairs, dtype=torch.int32, device=head.linear.weight.device)
@@ -175,7 +171,7 @@ class FusedActor:
             NORMALISE=policy.normalise,
             CLIP=OBSERVATION_CLIP,
             MASKED_LOGIT=MASKED,
-            HAS_VALUE=self.valued,
+            HAS_VALUE=policy.shared,
         )
         self.narrow = max(hidden2, self.sizes["HIDDEN1_PADDED"], self.sizes["INPUTS_PADDED"]) <= 64
 
@@ -188,7 +184,7 @@ class FusedActor:
         log_prob: torch.Tensor,
         value: torch.Tensor,
     ) -> None:
-        """Fill `action`, `log_prob` and (if `valued`) `value` for observations [env, agent, ...], all contiguous."""
+        """Fill `action`, `log_prob` and (over a shared torso) `value` for contiguous observations [env, agent, ...]."""
         policy, rows = self.policy, log_prob.numel()
         many = self.narrow and rows >= MANY_ROWS  # enough programs even if each takes more rows per load of weights
         scale = policy.moments.scale() if policy.normalise else policy.moments.mean

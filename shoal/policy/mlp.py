@@ -30,7 +30,9 @@ class MLP(nn.Module):
         x = observation.flatten(1)
         for layer, activation in zip(self.layers[::2], self.layers[1::2], strict=True):
             if isinstance(activation, nn.ReLU) and _on_tensor_cores(x):
-                x = _LinearReLU.apply(*_padded(x, layer.weight, layer.bias))[..., : layer.out_features]
+                operands = _padded(x, layer.weight, layer.bias)
+                has_ones = operands[0].shape[1] > layer.in_features
+                x = _LinearReLU.apply(*operands, has_ones)[..., : layer.out_features]
             else:
                 x = activation(linear(x, layer.weight, layer.bias))
         return x
@@ -48,30 +50,36 @@ def _on_tensor_cores(x: torch.Tensor) -> bool:
 
 
 def _padded(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Operands of a linear layer in bf16, with sizes that are multiples of eight."""
+    """Operands of a linear layer in bf16, with sizes that are multiples of eight: x with ones, weights with zeros."""
     rows, columns = weight.shape
     more_rows, more_columns = -rows % 8, -columns % 8
     if more_columns:
-        x, weight = F.pad(x, (0, more_columns)), F.pad(weight, (0, more_columns))
+        x, weight = F.pad(x, (0, more_columns), value=1.0), F.pad(weight, (0, more_columns))
     if more_rows:
         weight, bias = F.pad(weight, (0, 0, 0, more_rows)), F.pad(bias, (0, more_rows))
     return x.bfloat16(), weight.bfloat16(), bias.bfloat16()
 
 
 class _LinearReLU(torch.autograd.Function):
-    """A linear layer and ReLU in one pass over memory, which is what small layers wait for."""
+    """A linear layer and ReLU in one pass over memory, which is what small layers wait for.
+
+    If the last column of x holds ones (`has_ones`), that column of the weight's gradient is the bias's.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, has_ones: bool) -> torch.Tensor:
         y = torch._addmm_activation(bias, x, weight.t())  # pyright: ignore[reportPrivateImportUsage]
         ctx.save_for_backward(x, weight, y)
+        ctx.has_ones = has_ones
         return y
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, y = ctx.saved_tensors
         inner = torch.where(y > 0, gradients[0], 0)
-        return inner @ weight, inner.t() @ x, inner.sum(dim=0)
+        for_x = inner @ weight if ctx.needs_input_grad[0] else None
+        for_weight = inner.t() @ x
+        return for_x, for_weight, for_weight[:, -1] if ctx.has_ones else inner.sum(dim=0), None
 
 
 def orthogonal(layer: nn.Linear, gain: float) -> nn.Linear:

@@ -160,6 +160,8 @@ class Collector:
         self._keep = [[plan for name in self.rollouts for plan in self._keep_plans(name, t)] for t in range(steps)]
         self._act = torch.compile(self._act_eager, dynamic=False) if compiled else self._act_eager
         self._fused = self._fuse() if compiled and bf16 and device.type == "cuda" else {}
+        for name, policy in policies.items():
+            self.rollouts[name].valued = policy.shared
 
     @property
     def nbytes(self) -> int:
@@ -210,10 +212,7 @@ class Collector:
             from shoal.policy.fused import FusedActor, fits
         except ImportError:  # a build of torch without Triton
             return {}
-        found = {name: FusedActor(policy) for name, policy in self.policies.items() if fits(policy)}
-        for name, actor in found.items():
-            self.rollouts[name].valued = actor.valued
-        return found
+        return {name: FusedActor(policy) for name, policy in self.policies.items() if fits(policy)}
 
     def _choose(self, name: str, t: int) -> torch.Tensor:
         rollout = self.rollouts[name]
@@ -231,13 +230,19 @@ class Collector:
                 self._noise[name][t],
                 rollout.action[t],
                 rollout.log_prob[t],
+                rollout.value[t] if rollout.valued else None,
                 world_action,
             )
         return rollout.action[t] if world_action is None else world_action
 
-    def _act_eager(self, policy, observation, mask, noise, action_out, log_prob_out, world_out) -> None:
+    def _act_eager(self, policy, observation, mask, noise, action_out, log_prob_out, value_out, world_out) -> None:
+        seen, mask = observation.flatten(0, 1), None if mask is None else mask.flatten(0, 1)
         with torch.autocast(noise.device.type, dtype=torch.bfloat16, enabled=self.bf16, cache_enabled=False):
-            params = policy.distribution(observation.flatten(0, 1), None if mask is None else mask.flatten(0, 1))
+            if value_out is None:
+                params = policy.distribution(seen, mask)
+            else:  # on top of one torso, the value costs next to nothing
+                params, value = policy.distribution_and_value(seen, mask)
+                value_out.copy_(value.view_as(value_out))
         action, log_prob = policy.head.sample(params, noise)
         action_out.copy_(action.view_as(action_out))
         log_prob_out.copy_(log_prob.view_as(log_prob_out))

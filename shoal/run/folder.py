@@ -100,14 +100,17 @@ class RunFolder:
         return path
 
     def record_score(self, steps: int, scores: Any, checkpoint: Path | None) -> bool:
-        """Append to eval.jsonl; returns whether it is the best so far, which `best` then points to."""
+        """Append to eval.jsonl; returns whether it is the best so far, which `best` then points to.
+
+        Where several groups play, their returns depend on one another, and the newest counts as the best.
+        """
         mean = scores.mean
         earlier = [row["mean"] for row in self.scores()]
         row = dict(steps=steps, mean=mean, groups={name: vars(s) for name, s in scores.items()})
         row["reports"] = {name: score.mean for name, score in scores.reports.items()}
         with (self.path / "eval.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
-        best = not earlier or mean > max(earlier)
+        best = not earlier or mean > max(earlier) or len(scores) > 1
         if best and checkpoint is not None:
             self._point("best", checkpoint)
         return best

@@ -30,7 +30,7 @@ RESERVED = {"cpu": 0, "cuda": 2**30}
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes of a run: per env, and whatever the number of envs."""
+    """Bytes of a run, per env and beyond."""
 
     num_envs: int
     agents: int
@@ -40,8 +40,11 @@ class Estimate:
     """Per env: experience, noise, values, advantages."""
     acting: int
     """Per env: activations while the policies act."""
-    fixed: int
-    """Activations of an update, libraries."""
+    update: int
+    """Per env: activations of an update, up to `update_limit` in all, since large updates are made in passes."""
+    update_limit: int
+    reserved: int
+    """Whatever the number of envs."""
     free: int
 
     @property
@@ -51,13 +54,18 @@ class Estimate:
     @property
     def fits(self) -> int:
         """The largest number of envs."""
-        return max(0, self.free - self.fixed) // self.per_env
+        free = max(0, self.free - self.reserved)
+        count = free // (self.per_env + self.update)
+        if count * self.update > self.update_limit:
+            count = (free - self.update_limit) // self.per_env
+        return count
 
     def __str__(self) -> str:
         return (
             f"{self.num_envs:,} envs x {self.agents:,} agent(s): {size(self.per_env)} per env "
             f"({size(self.state)} state, {size(self.rollout)} rollout, {size(self.acting)} acting), "
-            f"{size(self.num_envs * self.per_env)} in all, and {size(self.fixed)} for updates; "
+            f"{size(self.num_envs * self.per_env)} in all, "
+            f"and {size(min(self.update_limit, self.num_envs * self.update))} for updates; "
             f"about {self.fits:,} envs fit"
         )
 
@@ -68,7 +76,7 @@ def estimate(job: Job, free: int | None = None) -> Estimate:
     with torch.device("meta"):
         world = make_world(replace(job, train=replace(job.train, device="meta")), COUNTED)
         policies = make_policies(replace(job, train=replace(job.train, device="meta")), world)
-    rollout = acting = fixed = 0
+    rollout = acting = update = update_limit = 0
     steps, kept = job.train.rollout, truncations(world.time_limit, job.train.rollout)
     for name, groups in job.teams().items():
         inside = [world.group(g.name) for g in groups]
@@ -82,10 +90,11 @@ def estimate(job: Job, free: int | None = None) -> Estimate:
             # Advantages and targets; weights of samples where agents leave; the order of PPO's samples.
             per_step = 2 + (memory.alive is not None or memory.acting is not None) + hasattr(learn, "minibatches")
             rollout += 4 * agents * (steps * per_step + kept + 1)
-            limit = learn.pass_size or ACTIVATION_MEMORY[kind] // (BYTES_PER_ACTIVATION * numbers)
-            share = job.train.num_envs if job.train.num_envs > 0 else 2**62
-            batch = share * agents * steps // getattr(learn, "minibatches", 1)
-            fixed = max(fixed, min(limit, batch) * numbers * BYTES_PER_ACTIVATION)
+            bytes_each = BYTES_PER_ACTIVATION * numbers
+            update = max(update, bytes_each * agents * steps // getattr(learn, "minibatches", 1))
+            update_limit = max(
+                update_limit, learn.pass_size * bytes_each if learn.pass_size else ACTIVATION_MEMORY[kind]
+            )
         acting = max(acting, agents * numbers * BYTES_PER_ACTING)
     return Estimate(
         num_envs=job.train.num_envs,
@@ -93,7 +102,9 @@ def estimate(job: Job, free: int | None = None) -> Estimate:
         state=_state(world),
         rollout=rollout,
         acting=acting,
-        fixed=fixed + RESERVED[kind],
+        update=update,
+        update_limit=update_limit,
+        reserved=RESERVED[kind],
         free=free_memory(job.train.device) if free is None else free,
     )
 
@@ -120,7 +131,10 @@ def most_envs(job: Job) -> int:
     step = max(1, *(getattr(settings, "minibatches", 1) for settings in learn))
     count = told.fits // step * step
     if count < 1:
-        raise ShoalError(f"Not one env of {job.world} fits: {told}. Lower --rollout.")
+        raise ShoalError(
+            f"Not one env of {job.world} fits: it takes {size(told.per_env + told.update)} of {size(told.free)}. "
+            "Lower --rollout."
+        )
     if count > 4096:  # whole blocks of threads
         step *= -(-1024 // step)
         count = count // step * step

@@ -448,10 +448,10 @@ class Pandemic(KernelWorld):
         common=dict(
             rollout=180,
             lr=2e-3,
-            epochs=2,
             normalise_reward=True,
-            per_group=("planner.lr=3e-3", "planner.epochs=8", "planner.minibatches=1"),
+            per_group=("planner.lr=3e-3",),
         ),
+        ppo=dict(epochs=2, per_group=("planner.lr=3e-3", "planner.epochs=8", "planner.minibatches=1")),
         cpu=dict(total_steps=100_000, num_envs=16),
         gpu=dict(total_steps=4_000_000, num_envs=512, minibatches=16),
     )

@@ -218,7 +218,7 @@ def look(
     max_speed: float,
     max_acceleration: float,
     time: float,
-    see_self: bool,
+    own_frame: bool,
     position: wp.array2d[wp.vec2],
     motion: wp.array2d[wp.vec3],
     runner_alive: wp.array2d[wp.bool],
@@ -247,6 +247,10 @@ def look(
                     apart = wp.where(closer, old_apart, apart)
                     number = wp.where(closer, old_number, number)
     mine = motion[env, me]
+    sine = float(0.0)
+    cosine = float(1.0)
+    if own_frame:
+        sine, cosine = sincos(mine[1])
     for i in range(MOST_NEIGHBOURS):
         at = PER_NEIGHBOUR * (i - (MOST_NEIGHBOURS - neighbours))
         if at >= 0:
@@ -254,8 +258,8 @@ def look(
             there = position[env, wp.max(other, 0)] - here
             change = motion[env, wp.max(other, 0)] - mine
             found = wp.where(other >= 0, 1.0, 0.0)
-            row[at] = found * there[0] / (1.4142135623730951 * size)
-            row[at + 1] = found * there[1] / (1.4142135623730951 * size)
+            row[at] = found * (there[0] * cosine + there[1] * sine) / (1.4142135623730951 * size)
+            row[at + 1] = found * (there[1] * cosine - there[0] * sine) / (1.4142135623730951 * size)
             row[at + 2] = found * change[0] / max_speed
             row[at + 3] = found * change[2] / max_acceleration
             row[at + 4] = found * change[1] / TURN
@@ -263,10 +267,11 @@ def look(
             row[at + 6] = found
     end = PER_NEIGHBOUR * neighbours
     row[end] = time
-    if see_self:
-        sine, cosine = sincos(mine[1])
-        row[end + 1] = here[0] / size
-        row[end + 2] = here[1] / size
+    if own_frame:
+        x = 0.5 - here[0] / size
+        y = 0.5 - here[1] / size
+        row[end + 1] = x * cosine + y * sine
+        row[end + 2] = y * cosine - x * sine
         row[end + 3] = mine[0] / max_speed
         row[end + 4] = mine[2] / max_acceleration
         row[end + 5] = cosine
@@ -283,7 +288,7 @@ def look_tagger(
     max_speed: float,
     max_acceleration: float,
     max_steps: int,
-    see_self: bool,
+    own_frame: bool,
     step_count: wp.array[int],
     position: wp.array2d[wp.vec2],
     motion: wp.array2d[wp.vec3],
@@ -292,7 +297,7 @@ def look_tagger(
 ):
     time = float(step_count[env]) / float(max_steps)
     look(
-        env, agent, taggers, neighbours, size, max_speed, max_acceleration, time, see_self, position, motion,
+        env, agent, taggers, neighbours, size, max_speed, max_acceleration, time, own_frame, position, motion,
         runner_alive, observation[env, agent],
     )  # fmt: skip
 
@@ -307,7 +312,7 @@ def look_runner(
     max_speed: float,
     max_acceleration: float,
     max_steps: int,
-    see_self: bool,
+    own_frame: bool,
     step_count: wp.array[int],
     position: wp.array2d[wp.vec2],
     motion: wp.array2d[wp.vec3],
@@ -318,7 +323,7 @@ def look_runner(
     if runner_alive[env, agent]:
         time = float(step_count[env]) / float(max_steps)
         look(
-            env, taggers + agent, taggers, neighbours, size, max_speed, max_acceleration, time, see_self, position,
+            env, taggers + agent, taggers, neighbours, size, max_speed, max_acceleration, time, own_frame, position,
             motion, runner_alive, observation[env, agent],
         )  # fmt: skip
     else:
@@ -333,7 +338,7 @@ class TagContinuous(KernelWorld):
     |---|---|
     | observation | of each of the `neighbours` nearest agents in the game, nearest first: x, y (/ diagonal), speed, |
     | | acceleration (/ their limits), direction (/ turn), all relative to one's own, 1 for taggers, 1; then time / |
-    | | max_steps. WarpDrive's agents see nothing of themselves, not even where they are heading; `see_self` adds it |
+    | | max_steps. Such agents do not know where they are heading; with `own_frame` they do |
     | action | acceleration and turn: 0 for none, else one of evenly spaced levels |
     | reward | tagger: `tag_reward` per tag; runner: -`tag_penalty` when tagged, `end_reward` for lasting; |
     | | both: `step_reward`, -`edge_penalty` |
@@ -354,8 +359,9 @@ class TagContinuous(KernelWorld):
         """Steps of a game."""
         neighbours: int = 10
         """How many of the nearest agents one sees (at most 16)."""
-        see_self: bool = False
-        """Let agents see their own x, y, speed, acceleration and the cosine and sine of their direction, too."""
+        own_frame: bool = False
+        """Show positions ahead and to the left instead of along x and y, and add what an agent knows of itself:
+        where the middle of the square is, its speed and acceleration, the cosine and sine of its direction."""
         max_speed: float = 1.0
         """Speed limit at skill 1 [m/step]."""
         max_acceleration: float = 0.1
@@ -408,7 +414,7 @@ class TagContinuous(KernelWorld):
 
     @staticmethod
     def groups(config):
-        sight = Box(PER_NEIGHBOUR * config.neighbours + 1 + (OF_ONESELF if config.see_self else 0))
+        sight = Box(PER_NEIGHBOUR * config.neighbours + 1 + (OF_ONESELF if config.own_frame else 0))
         action = MultiDiscrete((config.acceleration_levels + 1, config.turn_levels + 1))
         return (
             Group("tagger", observation=sight, action=action, agents=config.taggers),
@@ -433,15 +439,24 @@ class TagContinuous(KernelWorld):
     reports = ("tagged",)
     places = Places(size="size", x="position[0]", y="position[1]", heading="motion[1]")
     settings = dict(
-        common=dict(hidden=(256, 256), activation="relu", shared=True, gamma=0.98, entropy=0.05),
+        common=dict(hidden=(256, 256), activation="relu", shared=True, gamma=0.98),
         cpu=dict(
             total_steps=1_000_000,
             num_envs=32,
             rollout=50,
             hidden=(64, 64),
-            world=dict(taggers=5, runners=50, max_steps=100),
+            world=dict(taggers=5, runners=50, max_steps=100, own_frame=True),
         ),
         gpu=dict(total_steps=20_000_000, num_envs=100, rollout=250),
-        ppo=dict(lr=1e-3, minibatches=4, epochs=2),
-        a2c=dict(lr=1e-3, per_group=("runner.lr=5e-3",)),
+        ppo=dict(
+            lr=2e-3,
+            gamma=0.97,
+            lam=0.9,
+            minibatches=8,
+            epochs=1,
+            activation="tanh",
+            normalise_reward=True,
+            per_group=("tagger.entropy=0.05", "runner.entropy=0.003"),
+        ),
+        a2c=dict(lr=1e-3, entropy=0.05, per_group=("runner.lr=5e-3",)),
     )

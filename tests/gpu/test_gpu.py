@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from shoal.core import Box, Discrete, Group, MultiDiscrete
+from shoal.policy import ActorCritic, mlp_torso
 from shoal.run.config import make_job
 from shoal.run.trainer import Trainer
 from shoal.worlds import WORLDS, world_class
@@ -13,25 +15,35 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a c
 def random_action(group, envs, generator):
     shape = (envs, group.agents, *group.action.shape)
     if group.action.dtype == torch.int32:
-        return torch.randint(0, group.action.n, shape, generator=generator, dtype=torch.int32)
+        top = group.action.n if isinstance(group.action, Discrete) else min(group.action.nvec)
+        return torch.randint(0, top, shape, generator=generator, dtype=torch.int32)
     return torch.empty(shape).uniform_(group.action.low, group.action.high, generator=generator)
 
 
-@pytest.mark.parametrize("name", sorted(WORLDS))
-def test_cpu_and_gpu_agree_step_by_step(name):
+MANY = [
+    ("tag-grid", dict(taggers=40, full=False, random_start=True, size=12)),
+    ("tag-continuous", dict(taggers=3, runners=4, neighbours=5, max_steps=40, tag_distance=0.3)),
+    ("tag-continuous", dict(taggers=3, runners=300, neighbours=16, max_steps=30)),
+]
+"""Worlds whose agents share a few lanes of a warp, or a block of threads."""
+
+
+@pytest.mark.parametrize(("name", "config"), [*((name, {}) for name in sorted(WORLDS)), *MANY])
+def test_cpu_and_gpu_agree_step_by_step(name, config):
     """From the same state: integers and flags exactly, floats to 1e-5 per step. Restarts are in it."""
-    envs = 512
-    cpu, gpu = world_class(name)(envs, "cpu"), world_class(name)(envs, "cuda")
+    envs = 512 if len(world_class(name).groups_of(world_class(name).Config(**config))) == 1 else 24
+    made = world_class(name).Config(**config)
+    cpu, gpu = world_class(name)(envs, "cpu", made), world_class(name)(envs, "cuda", made)
     cpu.reset(5)
     gpu.reset(5)
     generator = torch.Generator().manual_seed(1)
     ended = 0
     for _ in range(60):
-        action = random_action(cpu.groups[0], envs, generator)
+        actions = {g.name: random_action(g, envs, generator) for g in cpu.groups}
         cpu.store.step_count += torch.randint(0, 20, (envs,), generator=generator, dtype=torch.int32)
         gpu.load_state_dict({k: v.cuda() for k, v in cpu.state_dict().items()})
-        cpu.step(action)
-        gpu.step(action.cuda())
+        cpu.step(actions)
+        gpu.step({name: action.cuda() for name, action in actions.items()})
         for field, tensor in cpu.store.tensors.items():
             other = gpu.store[field].cpu()
             if tensor.is_floating_point():
@@ -61,6 +73,8 @@ def test_env_of_a_small_and_a_large_batch_walks_alike():
         ("cartpole", dict(algo="a2c")),
         ("pendulum", dict(algo="ppo", normalise_observation=True, normalise_reward=True, target_kl=0.02)),
         ("cartpole", dict(algo="ppo", action_repeat=2, frame_stack=2, time_limit=20)),
+        ("tag-grid", dict(algo="ppo", one_policy=True)),
+        ("tag-continuous", dict(algo="a2c", pass_size=5000, observation_type="bfloat16")),
     ],
 )
 def test_graphs_and_the_plain_path_make_the_same_numbers(world, settings):
@@ -71,12 +85,55 @@ def test_graphs_and_the_plain_path_make_the_same_numbers(world, settings):
         trainer = Trainer(make_job(world, graph=graph, **common, **settings))
         for _ in range(6):
             trainer.iterate()
-        (learner,) = trainer.learners.values()
-        (rollout,) = trainer.collector.rollouts.values()
+        learner, rollout = next(iter(trainer.learners.values())), next(iter(trainer.collector.rollouts.values()))
         weights.append(learner.adam.flat.clone())
         rewards.append(rollout.reward.clone())
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(rewards[0], rewards[1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "hidden", "activation", "space", "masked", "normalise", "shared"),
+    [
+        (6, (32, 32), "relu", Discrete(5), False, False, True),
+        (71, (256, 256), "relu", MultiDiscrete((21, 21)), False, False, True),
+        (21, (64, 64), "tanh", Discrete(5), True, True, False),
+        (4, (64, 48), "silu", MultiDiscrete((3, 7, 2)), True, False, True),
+        (9, (17, 33), "elu", Discrete(2), False, True, True),
+    ],
+)
+@pytest.mark.parametrize("rows", [4001, 2**18 + 3])
+def test_the_fused_policy_acts_as_the_layers_do(inputs, hidden, activation, space, masked, normalise, shared, rows):
+    """Same noise, same actions but for roundings of bf16; log-probabilities and values to those roundings."""
+    from shoal.policy.fused import FusedActor, fits
+
+    torch.manual_seed(0)
+    group = Group("a", Box(inputs), space, masked=masked)
+    policy = ActorCritic(group, mlp_torso(hidden, activation), shared, normalise, 0.0).cuda()
+    assert fits(policy)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+        policy.moments.merge(torch.randn(1000, inputs, device="cuda") * 2 + 1)
+    seen = torch.randn(rows, 1, inputs, device="cuda")
+    mask = None
+    if masked:
+        mask = torch.rand(rows, 1, group.choices, device="cuda") > 0.4
+        for start in [sum(policy.head.nvec[:i]) for i in range(len(policy.head.nvec))]:
+            mask[..., start] = True
+    noise = torch.rand(rows, policy.head.noise_width, device="cuda")
+    action = torch.zeros(rows, 1, *space.shape, dtype=torch.int32, device="cuda")
+    log_prob, value = torch.zeros(rows, 1, device="cuda"), torch.zeros(rows, 1, device="cuda")
+    with torch.no_grad():
+        FusedActor(policy)(seen, mask, noise, action, log_prob, value)
+        flat = None if mask is None else mask.flatten(0, 1)
+        params, expected = policy.distribution_and_value(seen.flatten(0, 1), flat)
+        others, _ = policy.head.sample(params, noise)
+        own, _ = policy.head.log_prob_and_entropy(params, action.flatten(0, 1))
+    assert (action.flatten(0, 1) == others).float().mean() > 0.98
+    torch.testing.assert_close(log_prob.flatten(), own, rtol=0.0, atol=0.1)  # a masked choice would be at -1e9
+    if shared:
+        torch.testing.assert_close(value.flatten(), expected, rtol=0.0, atol=0.1)
 
 
 def test_compiled_bf16_learns_cartpole():

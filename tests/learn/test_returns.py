@@ -36,12 +36,37 @@ def compare(rollout: Rollout, gamma=0.9, lam=0.8, scale=1.0, seed=0) -> tuple[np
     envs=st.integers(1, 5),
     agents=st.integers(1, 3),
     leaves=st.booleans(),
+    waits=st.booleans(),
     gamma=st.sampled_from([0.0, 0.9, 0.99, 1.0]),
     lam=st.sampled_from([0.0, 0.5, 0.95, 1.0]),
     seed=st.integers(0, 2**31),
 )
-def test_advantages_equal_the_twin(steps, envs, agents, leaves, gamma, lam, seed):
-    compare(random_rollout(steps, envs, agents, leaves, seed), gamma, lam, seed=seed)
+def test_advantages_equal_the_twin(steps, envs, agents, leaves, waits, gamma, lam, seed):
+    compare(random_rollout(steps, envs, agents, leaves, seed, waits=waits), gamma, lam, seed=seed)
+
+
+def test_an_agent_that_leaves_as_its_env_is_cut_off_has_no_future():
+    """The env goes on in another episode, but this agent was out: nothing of the final observation counts."""
+    rollout = random_rollout(1, 1, 2, True, 0)
+    rollout.terminated.fill_(False)
+    rollout.truncated.fill_(True)
+    rollout.reward.fill_(2.0)
+    rollout.alive.fill_(True)
+    rollout.final_alive.copy_(torch.tensor([[[True, False]]]))
+    advantage, _ = advantages(rollout, [[[3.0, 3.0]], [[5.0, 5.0]]], [[[7.0, 7.0]]], gamma=0.5, lam=0.9)
+    assert advantage[0, 0].tolist() == [2.0 + 0.5 * 7.0 - 3.0, 2.0 - 3.0]
+
+
+def test_rewards_between_two_choices_belong_to_the_first():
+    """By hand: one choice at row 0, the next at row 3."""
+    rollout = random_rollout(4, 1, 1, False, 0, 0.0, 0.0, waits=True)
+    rollout.acting.copy_(torch.tensor([1, 0, 0, 1, 1]).bool().view(5, 1, 1))
+    rollout.reward.copy_(torch.tensor([1.0, 2.0, 4.0, 8.0]).view(4, 1, 1))
+    value = torch.tensor([3.0, 100.0, 100.0, 5.0, 6.0]).view(5, 1, 1)
+    advantage, _ = advantages(rollout, value, np.zeros((4, 1, 1)), gamma=0.5, lam=0.5)
+    second = 8.0 + 0.5 * 6.0 - 5.0
+    first = 1.0 + 0.5 * 2.0 + 0.25 * 4.0 + 0.125 * (5.0 + 0.5 * second) - 3.0
+    np.testing.assert_allclose(advantage.ravel(), [first, 0.0, 0.0, second])
 
 
 @pytest.mark.parametrize(
