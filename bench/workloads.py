@@ -78,8 +78,8 @@ def curve_over_envs(seconds, device, out):
 def curve_over_agents(seconds, device, out):
     """Tag-grid with six-float observations; where the card is full, the row says so and how many envs fit."""
     rows = []
-    for agents in (1000, 100, 5):
-        for envs in (100_000, 10_000, 1000, 100, 10):
+    for agents in (5, 1000, 100):
+        for envs in (10, 1000, 100_000, 100, 10_000):
             config = dict(taggers=agents - 1, full=False)
             job = job_of("tag-grid", dict(num_envs=envs, **GRID_A2C), config, device)
             told = estimate(job)

@@ -34,7 +34,7 @@ CARRIED = ("alive", "action_mask", "acting")
 class Each:
     """`Each("runner", fn)` runs a per-agent function (one with an `agent` parameter) for one of several groups.
 
-    Its parameters may name that group's arrays without the group: `x` stands for `runner_x`.
+    Its parameters may name that group's arrays and settings without the group: `x` stands for `runner_x`.
     """
 
     group: str
@@ -294,7 +294,7 @@ class KernelWorld(World):
     def _config_values(self) -> dict[str, Any]:
         if not is_dataclass(self.config) or isinstance(self.config, type):
             raise ShoalError(f"{type(self).__name__}.Config must be a dataclass.")
-        check_settings(self.config)
+        check_settings(self.config, "world.")
         values = {f.name: getattr(self.config, f.name) for f in fields(self.config)}
         for name, value in values.items():
             if isinstance(value, int) and not -(2**31) <= value < 2**31:
@@ -413,7 +413,7 @@ class KernelWorld(World):
             names: dict[str, str] = {}
             for name in _parameters(function):
                 own = f"{group.name}_{name}"
-                own = own if isinstance(item, Each) and own in self.store else name
+                own = own if isinstance(item, Each) and (own in self.store or own in self._settings) else name
                 names[name] = renamed.get(own, own)
             # Functions that write what one agent sees touch nothing of one another's.
             together = "observe" if any(n.endswith("observation") for n in _parameters(function)) else ""

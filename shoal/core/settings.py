@@ -9,11 +9,11 @@ from typing import Any
 from shoal.errors import ShoalError, unknown
 
 
-def check_settings(config: Any) -> None:
-    """Refuse a field whose value does not fit its declared type, by name."""
+def check_settings(config: Any, prefix: str = "") -> None:
+    """Refuse a field whose value does not fit its declared type, by the name of its flag."""
     hints = typing.get_type_hints(type(config))
     for item in fields(config):
-        _check(item.name.replace("_", "-"), getattr(config, item.name), hints[item.name])
+        _check(prefix + item.name.replace("_", "-"), getattr(config, item.name), hints[item.name])
 
 
 def _check(name: str, value: Any, kind: Any) -> None:

@@ -396,7 +396,7 @@ class Pandemic(KernelWorld):
         """JSON file that replaces settings by calibrated ones: a number for all states, or a list of 51."""
 
         def __post_init__(self):
-            check_settings(self)
+            check_settings(self, "world.")
             if self.calibration:  # a run finds its file from anywhere
                 object.__setattr__(self, "calibration", str(Path(self.calibration).resolve()))
             per_state(self)

@@ -51,7 +51,7 @@ def drive_tagger(
     agent: int,
     size: float,
     max_speed: float,
-    tagger_skill: float,
+    skill: float,
     edge_penalty: float,
     pushes: wp.array[float],
     turns: wp.array[float],
@@ -63,7 +63,7 @@ def drive_tagger(
 ):
     push = pushes[action[env, agent, 0]]
     turn = turns[action[env, agent, 1]]
-    hit = drive(env, agent, push, turn, max_speed * tagger_skill, size, position, motion)
+    hit = drive(env, agent, push, turn, max_speed * skill, size, position, motion)
     reward[env, agent] = wp.where(hit, -edge_penalty, 0.0)
     tags[env, agent] = 0
 
@@ -75,7 +75,7 @@ def drive_runner(
     taggers: int,
     size: float,
     max_speed: float,
-    runner_skill: float,
+    skill: float,
     edge_penalty: float,
     pushes: wp.array[float],
     turns: wp.array[float],
@@ -88,7 +88,7 @@ def drive_runner(
     if alive[env, agent]:
         push = pushes[action[env, agent, 0]]
         turn = turns[action[env, agent, 1]]
-        hit = drive(env, taggers + agent, push, turn, max_speed * runner_skill, size, position, motion)
+        hit = drive(env, taggers + agent, push, turn, max_speed * skill, size, position, motion)
         reward[env, agent] = wp.where(hit, -edge_penalty, 0.0)
 
 
@@ -447,7 +447,7 @@ class TagContinuous(KernelWorld):
             hidden=(64, 64),
             world=dict(taggers=5, runners=50, max_steps=100, own_frame=True),
         ),
-        gpu=dict(total_steps=20_000_000, num_envs=100, rollout=250),
+        gpu=dict(total_steps=20_000_000, num_envs=100, rollout=250, world=dict(own_frame=True)),
         ppo=dict(
             lr=2e-3,
             gamma=0.97,
