@@ -34,7 +34,8 @@ CARRIED = ("alive", "action_mask", "acting")
 class Each:
     """`Each("runner", fn)` runs a per-agent function (one with an `agent` parameter) for one of several groups.
 
-    Its parameters may name that group's arrays and settings without the group: `x` stands for `runner_x`.
+    Its parameters may name that group's arrays and settings without the group: `x` stands for `runner_x`. `first` is
+    where the group begins in an array over all agents of an env.
     """
 
     group: str
@@ -301,6 +302,8 @@ class KernelWorld(World):
                 raise ShoalError(f"{self.name}: {name} must fit in 32 bits, got {value}.")
         values.setdefault("max_steps", NO_LIMIT)
         values.update({f"{g.name}_every": g.every for g in self.groups if g.every > 1})
+        for index, g in enumerate(self.groups):  # where a group begins in an array over all agents of an env
+            values[f"{g.name}_first"] = sum(other.agents for other in self.groups[:index])
         if values["max_steps"] < 1:
             raise ShoalError(f"{self.name}: max_steps must be at least 1, got {values['max_steps']}.")
         clash = set(values) & {*self.store.fields, *self._tables}

@@ -16,39 +16,15 @@ MOST_NEIGHBOURS = 16
 Distances = wp.types.vector(length=MOST_NEIGHBOURS, dtype=float)
 Numbers = wp.types.vector(length=MOST_NEIGHBOURS, dtype=int)
 
-# All agents of an env stand in one row, taggers first: `me` counts there, `agent` within its group.
-# A motion is (speed, direction, acceleration).
+# All agents of an env stand in one row, taggers first: `me` counts there, `agent` within its group, and `first` is where
+# that group begins. A motion is (speed, direction, acceleration).
 
 
 @wp.func
 def drive(
     env: int,
-    me: int,
-    push: float,
-    turn: float,
-    fastest: float,
-    size: float,
-    position: wp.array2d[wp.vec2],
-    motion: wp.array2d[wp.vec3],
-):
-    """One step of one agent; returns whether it ran into the edge."""
-    was = motion[env, me]
-    acceleration = was[2] + push
-    direction = was[1] + turn
-    direction = direction - TURN * wp.floor(direction / TURN)
-    speed = wp.clamp(was[0] + acceleration, 0.0, fastest)
-    sine, cosine = sincos(direction)
-    x = position[env, me][0] + speed * cosine
-    y = position[env, me][1] + speed * sine
-    position[env, me] = wp.vec2(wp.clamp(x, 0.0, size), wp.clamp(y, 0.0, size))
-    motion[env, me] = wp.vec3(speed, direction, wp.where(speed <= 0.0 or speed >= fastest, 0.0, acceleration))
-    return x < 0.0 or x > size or y < 0.0 or y > size
-
-
-@wp.func
-def drive_tagger(
-    env: int,
     agent: int,
+    first: int,
     size: float,
     max_speed: float,
     skill: float,
@@ -56,39 +32,25 @@ def drive_tagger(
     pushes: wp.array[float],
     turns: wp.array[float],
     action: wp.array3d[int],
-    position: wp.array2d[wp.vec2],
-    motion: wp.array2d[wp.vec3],
-    tags: wp.array2d[int],
-    reward: wp.array2d[float],
-):
-    push = pushes[action[env, agent, 0]]
-    turn = turns[action[env, agent, 1]]
-    hit = drive(env, agent, push, turn, max_speed * skill, size, position, motion)
-    reward[env, agent] = wp.where(hit, -edge_penalty, 0.0)
-    tags[env, agent] = 0
-
-
-@wp.func
-def drive_runner(
-    env: int,
-    agent: int,
-    taggers: int,
-    size: float,
-    max_speed: float,
-    skill: float,
-    edge_penalty: float,
-    pushes: wp.array[float],
-    turns: wp.array[float],
-    action: wp.array3d[int],
-    alive: wp.array2d[wp.bool],
+    present: wp.array2d[wp.bool],
     position: wp.array2d[wp.vec2],
     motion: wp.array2d[wp.vec3],
     reward: wp.array2d[float],
 ):
-    if alive[env, agent]:
-        push = pushes[action[env, agent, 0]]
-        turn = turns[action[env, agent, 1]]
-        hit = drive(env, taggers + agent, push, turn, max_speed * skill, size, position, motion)
+    me = first + agent
+    if present[env, me]:
+        was = motion[env, me]
+        fastest = max_speed * skill
+        acceleration = was[2] + pushes[action[env, agent, 0]]
+        direction = was[1] + turns[action[env, agent, 1]]
+        direction = direction - TURN * wp.floor(direction / TURN)
+        speed = wp.clamp(was[0] + acceleration, 0.0, fastest)
+        sine, cosine = sincos(direction)
+        x = position[env, me][0] + speed * cosine
+        y = position[env, me][1] + speed * sine
+        position[env, me] = wp.vec2(wp.clamp(x, 0.0, size), wp.clamp(y, 0.0, size))
+        motion[env, me] = wp.vec3(speed, direction, wp.where(speed <= 0.0 or speed >= fastest, 0.0, acceleration))
+        hit = x < 0.0 or x > size or y < 0.0 or y > size
         reward[env, agent] = wp.where(hit, -edge_penalty, 0.0)
 
 
@@ -105,6 +67,7 @@ def get_tagged(
     max_steps: int,
     step_count: wp.array[int],
     position: wp.array2d[wp.vec2],
+    present: wp.array2d[wp.bool],
     alive: wp.array2d[wp.bool],
     tags: wp.array2d[int],
     left: wp.array[int],
@@ -126,6 +89,7 @@ def get_tagged(
         gain = float(step_reward)
         if tagger >= 0:
             alive[env, agent] = False
+            present[env, taggers + agent] = False
             wp.atomic_add(tags, env, tagger, 1)
             wp.atomic_sub(left, env, 1)
             gain -= tag_penalty
@@ -139,6 +103,7 @@ def count_tags(
     env: int, agent: int, tag_reward: float, step_reward: float, tags: wp.array2d[int], reward: wp.array2d[float]
 ):
     reward[env, agent] = reward[env, agent] + step_reward + tag_reward * float(tags[env, agent])
+    tags[env, agent] = 0
 
 
 @wp.func
@@ -163,14 +128,17 @@ def count_runners(env: int, runners: int, left: wp.array[int]):
 @wp.func
 def place(
     env: int,
-    me: int,
+    agent: int,
+    first: int,
     rng: Random,
     size: float,
     fixed_start: bool,
     position: wp.array2d[wp.vec2],
     motion: wp.array2d[wp.vec3],
+    present: wp.array2d[wp.bool],
 ):
     """Anywhere, at rest, heading in one of four directions; with a fixed start, where env 0 began."""
+    me = first + agent
     source = Random()
     source.seed = rng.seed
     source.env = wp.where(fixed_start, wp.uint32(0), rng.env)
@@ -179,52 +147,34 @@ def place(
     draw = uniform4(source, me, 0.0, 1.0)
     position[env, me] = wp.vec2(size * draw[0], size * draw[1])
     motion[env, me] = wp.vec3(0.0, 0.25 * TURN * wp.floor(4.0 * draw[2]), 0.0)
-
-
-@wp.func
-def place_tagger(
-    env: int,
-    agent: int,
-    rng: Random,
-    size: float,
-    fixed_start: bool,
-    position: wp.array2d[wp.vec2],
-    motion: wp.array2d[wp.vec3],
-):
-    place(env, agent, rng, size, fixed_start, position, motion)
-
-
-@wp.func
-def place_runner(
-    env: int,
-    agent: int,
-    taggers: int,
-    rng: Random,
-    size: float,
-    fixed_start: bool,
-    position: wp.array2d[wp.vec2],
-    motion: wp.array2d[wp.vec3],
-):
-    place(env, taggers + agent, rng, size, fixed_start, position, motion)
+    present[env, me] = True
 
 
 @wp.func
 def look(
     env: int,
-    me: int,
+    agent: int,
+    first: int,
     taggers: int,
     neighbours: int,
     size: float,
     max_speed: float,
     max_acceleration: float,
-    time: float,
+    max_steps: int,
     own_frame: bool,
+    step_count: wp.array[int],
     position: wp.array2d[wp.vec2],
     motion: wp.array2d[wp.vec3],
-    runner_alive: wp.array2d[wp.bool],
-    row: wp.array[float],
+    present: wp.array2d[wp.bool],
+    observation: wp.array3d[float],
 ):
     """What an agent sees: its nearest neighbours in the game, nearest first; no more memory than a short list."""
+    me = first + agent
+    row = observation[env, agent]
+    if not present[env, me]:
+        for i in range(row.shape[0]):
+            row[i] = 0.0
+        return
     here = position[env, me]
     # Sorted lists in registers. Of MOST_NEIGHBOURS places the last `neighbours` are in use: the others hold -1, which
     # no distance undercuts, so that the loop that keeps the lists sorted can be unrolled.
@@ -235,17 +185,16 @@ def look(
         who[i] = -1
     for other in range(position.shape[1]):
         apart = wp.length_sq(position[env, other] - here)
-        if apart < nearest[MOST_NEIGHBOURS - 1] and other != me:
-            if other < taggers or runner_alive[env, wp.max(other - taggers, 0)]:
-                number = int(other)
-                for i in range(MOST_NEIGHBOURS):
-                    old_apart = nearest[i]
-                    old_number = who[i]
-                    closer = apart < old_apart
-                    nearest[i] = wp.where(closer, apart, old_apart)
-                    who[i] = wp.where(closer, number, old_number)
-                    apart = wp.where(closer, old_apart, apart)
-                    number = wp.where(closer, old_number, number)
+        if apart < nearest[MOST_NEIGHBOURS - 1] and other != me and present[env, other]:
+            number = int(other)
+            for i in range(MOST_NEIGHBOURS):
+                old_apart = nearest[i]
+                old_number = who[i]
+                closer = apart < old_apart
+                nearest[i] = wp.where(closer, apart, old_apart)
+                who[i] = wp.where(closer, number, old_number)
+                apart = wp.where(closer, old_apart, apart)
+                number = wp.where(closer, old_number, number)
     mine = motion[env, me]
     sine = float(0.0)
     cosine = float(1.0)
@@ -266,7 +215,7 @@ def look(
             row[at + 5] = wp.where(other < taggers, found, 0.0)
             row[at + 6] = found
     end = PER_NEIGHBOUR * neighbours
-    row[end] = time
+    row[end] = float(step_count[env]) / float(max_steps)
     if own_frame:
         x = 0.5 - here[0] / size
         y = 0.5 - here[1] / size
@@ -276,59 +225,6 @@ def look(
         row[end + 4] = mine[2] / max_acceleration
         row[end + 5] = cosine
         row[end + 6] = sine
-
-
-@wp.func
-def look_tagger(
-    env: int,
-    agent: int,
-    taggers: int,
-    neighbours: int,
-    size: float,
-    max_speed: float,
-    max_acceleration: float,
-    max_steps: int,
-    own_frame: bool,
-    step_count: wp.array[int],
-    position: wp.array2d[wp.vec2],
-    motion: wp.array2d[wp.vec3],
-    runner_alive: wp.array2d[wp.bool],
-    observation: wp.array3d[float],
-):
-    time = float(step_count[env]) / float(max_steps)
-    look(
-        env, agent, taggers, neighbours, size, max_speed, max_acceleration, time, own_frame, position, motion,
-        runner_alive, observation[env, agent],
-    )  # fmt: skip
-
-
-@wp.func
-def look_runner(
-    env: int,
-    agent: int,
-    taggers: int,
-    neighbours: int,
-    size: float,
-    max_speed: float,
-    max_acceleration: float,
-    max_steps: int,
-    own_frame: bool,
-    step_count: wp.array[int],
-    position: wp.array2d[wp.vec2],
-    motion: wp.array2d[wp.vec3],
-    runner_alive: wp.array2d[wp.bool],
-    observation: wp.array3d[float],
-):
-    """A runner that has left sees nothing."""
-    if runner_alive[env, agent]:
-        time = float(step_count[env]) / float(max_steps)
-        look(
-            env, taggers + agent, taggers, neighbours, size, max_speed, max_acceleration, time, own_frame, position,
-            motion, runner_alive, observation[env, agent],
-        )  # fmt: skip
-    else:
-        for i in range(observation.shape[2]):
-            observation[env, agent, i] = 0.0
 
 
 class TagContinuous(KernelWorld):
@@ -407,6 +303,7 @@ class TagContinuous(KernelWorld):
         return dict(
             position=Field(wp.vec2, (everyone,), unit="m"),
             motion=Field(wp.vec3, (everyone,), unit="m/step, rad, m/step^2"),
+            present=Field(bool, (everyone,), doc="in the game"),
             tags=Field(int, (config.taggers,), doc="runners that a tagger has tagged in this step"),
             left=Field(int, doc="runners in the game"),
             tagged=Field(float, doc="runners tagged in this episode"),
@@ -427,15 +324,9 @@ class TagContinuous(KernelWorld):
         turns = np.linspace(-config.max_turn, config.max_turn, config.turn_levels)
         return {name: np.float32([0.0, *levels]) for name, levels in (("pushes", pushes), ("turns", turns))}
 
-    step = (
-        Each("tagger", drive_tagger),
-        Each("runner", drive_runner),
-        Each("runner", get_tagged),
-        Each("tagger", count_tags),
-        judge,
-    )
-    reset = (count_runners, Each("tagger", place_tagger), Each("runner", place_runner))
-    observe = (Each("tagger", look_tagger), Each("runner", look_runner))
+    step = (Each("tagger", drive), Each("runner", drive), Each("runner", get_tagged), Each("tagger", count_tags), judge)
+    reset = (count_runners, Each("tagger", place), Each("runner", place))
+    observe = (Each("tagger", look), Each("runner", look))
     reports = ("tagged",)
     places = Places(size="size", x="position[0]", y="position[1]", heading="motion[1]")
     settings = dict(
