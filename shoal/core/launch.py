@@ -132,6 +132,8 @@ class Plan:
         # One launch per thread: each return to Python would have to wait for the interpreter's lock.
         work = self.num_envs * (AGENT_WEIGHT * program.agents if program.agents > 1 else 1)
         threads = max(1, min(cpu_threads(), self.num_envs, work // ENVS_PER_THREAD))
+        if wp.config.mode == "debug":  # code that Warp compiles for debugging crashes in other threads than the first
+            threads = 1
         bounds = [self.num_envs * i // threads for i in range(threads + 1)]
         shares: Shares = []
         for start, stop in pairwise(bounds):

@@ -16,8 +16,8 @@ MOST_NEIGHBOURS = 16
 Distances = wp.types.vector(length=MOST_NEIGHBOURS, dtype=float)
 Numbers = wp.types.vector(length=MOST_NEIGHBOURS, dtype=int)
 
-# All agents of an env stand in one row, taggers first: `me` counts there, `agent` within its group, and `first` is where
-# that group begins. A motion is (speed, direction, acceleration).
+# All agents of an env stand in one row, taggers first: `me` counts there, `agent` within its group, `first` is
+# where that begins. A motion is (speed, direction, acceleration).
 
 
 @wp.func

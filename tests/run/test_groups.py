@@ -141,7 +141,7 @@ def test_players_can_be_random_or_come_from_another_run(tmp_path):
 def test_random_players_choose_evenly():
     world = Trainer(job()).world
     policy = RandomPolicy(world.group("runner"))
-    params = policy.distribution(torch.randn(2000, 22))
+    params = policy.distribution(torch.randn(2000, world.group("runner").observation.size))
     actions, log_probs = policy.head.sample(params, torch.rand(2000, 2, generator=torch.Generator().manual_seed(0)))
     counts = torch.bincount(actions[:, 1], minlength=21)
     assert counts.min() > 50
