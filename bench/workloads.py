@@ -22,23 +22,24 @@ from shoal.run.memory import estimate
 PPO = dict(algo="ppo", rollout=32, epochs=4, minibatches=4, hidden=(64, 64), activation="tanh", shared=False)
 A2C = dict(algo="a2c", rollout=100, hidden=(32, 32), activation="relu", shared=True)
 GRID = dict(hidden=(32, 32), activation="relu", shared=True, one_policy=True)
+BOARD = dict(size=100, max_steps=100, random_start=False)
 GRID_A2C = dict(algo="a2c", rollout=100, lr=1e-3, gamma=0.98, entropy=0.05, clip_norm=3.0, **GRID)
 GRID_PPO = dict(algo="ppo", rollout=100, epochs=2, minibatches=4, **GRID)
 SQUARE = dict(num_envs=100, rollout=250, hidden=(256, 256), activation="relu", shared=True)
 SQUARE_A2C = dict(algo="a2c", lr=1e-3, gamma=0.98, entropy=0.05, clip_norm=0.5, per_group="runner.lr=5e-3", **SQUARE)
 SQUARE_PPO = dict(algo="ppo", epochs=2, minibatches=4, **SQUARE)
 HUNDRED = dict(taggers=10, runners=100, max_steps=500, own_frame=False)
-THOUSAND = dict(taggers=999, full=False)
+THOUSAND = dict(taggers=999, full=False, **BOARD)
 
 ROWS = {
     "cartpole_a2c_10000": ("cartpole", dict(num_envs=10_000, **A2C), {}, 64e6, "WarpDrive 6.4 M"),
     "cartpole_ppo_4096": ("cartpole", dict(num_envs=4096, **PPO), {}, 22e6, "PureJaxRL 27.9 M"),
     "cartpole_ppo_16384": ("cartpole", dict(num_envs=16_384, **PPO), {}, 40e6, "PureJaxRL 55.4 M"),
     "cartpole_stepping_1048576": ("cartpole", dict(num_envs=1_048_576), {}, 10e9, "gymnax 22.8 G"),
-    "tag_grid_5x2000": ("tag-grid", dict(num_envs=2000, **GRID_A2C), {}, 25e6, "WarpDrive 1.26 M"),
-    "tag_grid_5x2000_ppo": ("tag-grid", dict(num_envs=2000, **GRID_PPO), {}, None, "-"),
-    "tag_grid_5x20000": ("tag-grid", dict(num_envs=20_000, **GRID_A2C), {}, 80e6, "WarpDrive 10.7 M"),
-    "tag_grid_5x20000_ppo": ("tag-grid", dict(num_envs=20_000, **GRID_PPO), {}, None, "-"),
+    "tag_grid_5x2000": ("tag-grid", dict(num_envs=2000, **GRID_A2C), BOARD, 25e6, "WarpDrive 1.26 M"),
+    "tag_grid_5x2000_ppo": ("tag-grid", dict(num_envs=2000, **GRID_PPO), BOARD, None, "-"),
+    "tag_grid_5x20000": ("tag-grid", dict(num_envs=20_000, **GRID_A2C), BOARD, 80e6, "WarpDrive 10.7 M"),
+    "tag_grid_5x20000_ppo": ("tag-grid", dict(num_envs=20_000, **GRID_PPO), BOARD, None, "-"),
     "tag_continuous_110x100": ("tag-continuous", SQUARE_A2C, HUNDRED, 475e3, "WarpDrive 31.6 k"),
     "tag_continuous_110x100_ppo": ("tag-continuous", SQUARE_PPO, HUNDRED, None, "-"),
     "tag_grid_1000x2000": ("tag-grid", dict(num_envs=2000, **GRID_A2C), THOUSAND, 1.5e6, "WarpDrive out of memory"),
@@ -80,7 +81,7 @@ def curve_over_agents(seconds, device, out):
     rows = []
     for agents in (5, 1000, 100):
         for envs in (10, 1000, 100_000, 100, 10_000):
-            config = dict(taggers=agents - 1, full=False)
+            config = dict(taggers=agents - 1, full=False, **BOARD)
             job = job_of("tag-grid", dict(num_envs=envs, **GRID_A2C), config, device)
             told = estimate(job)
             if envs > told.fits:

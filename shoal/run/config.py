@@ -51,8 +51,8 @@ Count = Annotated[
 ]
 
 
-AUTO = -1
-"""What `--num-envs auto` is until it is decided."""
+AUTO = -(2**62)
+"""What `--num-envs auto` is until it is decided: a number that nobody asks for."""
 
 EnvCount = Annotated[
     int,
@@ -68,10 +68,7 @@ EnvCount = Annotated[
 
 def parse_envs(text: str) -> int:
     """A number of envs, or "auto"."""
-    if text == "auto":
-        return AUTO
-    count = parse_count(text)
-    return 0 if count < 0 else count  # no negative number is taken for AUTO
+    return AUTO if text == "auto" else parse_count(text)
 
 
 COMPILE_FROM_STEPS = 20_000_000
@@ -278,7 +275,6 @@ def make_job(world: str, **overrides: Any) -> Job:
             value = AUTO
         elif key in ("total_steps", "num_envs", "rollout", "checkpoint_every") and value is not None:
             value = to_count(key, value)
-            value = 0 if key == "num_envs" and value < 0 else value
         if key in ("per_group", "freeze", "load"):
             value = (value,) if isinstance(value, str) else tuple(value)
         if key == "run_dir" and value is not None:

@@ -285,8 +285,16 @@ class TagGrid(KernelWorld):
     reports = ("tagged",)
     places = Places(size="size")
     settings = dict(
-        common=dict(one_policy=True, hidden=(32, 32), activation="relu", shared=True, gamma=0.98, entropy=0.05),
-        cpu=dict(total_steps=4_000_000, num_envs=256, rollout=50),
+        common=dict(
+            one_policy=True,
+            hidden=(64, 64),
+            activation="relu",
+            shared=True,
+            gamma=0.97,
+            entropy=0.02,
+            world=dict(size=12, random_start=True),
+        ),
+        cpu=dict(total_steps=3_000_000, num_envs=256, rollout=50),
         gpu=dict(total_steps=200_000_000, num_envs=2000, rollout=100),
         ppo=dict(lr=1e-3, minibatches=4, epochs=2),
         a2c=dict(lr=1e-3, clip_norm=3.0),
