@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from shoal.core.spaces import Box, Discrete, MultiDiscrete, Space
+from shoal.errors import ShoalError
 from shoal.policy.mlp import linear, orthogonal
 
 MASKED = -1e9
@@ -31,7 +32,7 @@ class Head(nn.Module):
 
     def params(self, raw: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         """Parameters of the distribution from what the linear layer gave."""
-        raise NotImplementedError
+        raise ShoalError("Head is the base of CategoricalHead and GaussianHead; use one of them.")
 
 
 class CategoricalHead(Head):

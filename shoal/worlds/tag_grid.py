@@ -160,6 +160,18 @@ def describe(
 
 
 @wp.func
+def sketch(x: int, y: int, other_x: int, other_y: int, is_tagger: float, size: int, time: float, row: wp.array[float]):
+    """The observation of six numbers: oneself and the other one that matters."""
+    scale = 1.0 / float(size)
+    row[0] = float(x) * scale
+    row[1] = float(y) * scale
+    row[2] = float(other_x) * scale
+    row[3] = float(other_y) * scale
+    row[4] = is_tagger
+    row[5] = time
+
+
+@wp.func
 def look_tagger(
     env: int,
     agent: int,
@@ -178,13 +190,10 @@ def look_tagger(
             env, agent, size, max_steps, step_count, tagger_x, tagger_y, runner_x, runner_y, observation[env, agent]
         )
     else:
-        scale = 1.0 / float(size)
-        observation[env, agent, 0] = float(tagger_x[env, agent]) * scale
-        observation[env, agent, 1] = float(tagger_y[env, agent]) * scale
-        observation[env, agent, 2] = float(runner_x[env]) * scale
-        observation[env, agent, 3] = float(runner_y[env]) * scale
-        observation[env, agent, 4] = 1.0
-        observation[env, agent, 5] = float(step_count[env]) / float(max_steps)
+        time = float(step_count[env]) / float(max_steps)
+        x = tagger_x[env, agent]
+        y = tagger_y[env, agent]
+        sketch(x, y, runner_x[env], runner_y[env], 1.0, size, time, observation[env, agent])
 
 
 @wp.func
@@ -206,17 +215,14 @@ def look_runner(
         row = runner_observation[env]
         describe(env, taggers, size, max_steps, step_count, tagger_x, tagger_y, runner_x, runner_y, row)
     else:
-        scale = 1.0 / float(size)
         best = nearest[env, 0]
         for slot in range(1, SLOTS):
             best = wp.min(best, nearest[env, slot])
         hunter = int(best & wp.int64(0xFFFFF))
-        runner_observation[env, 0] = float(runner_x[env]) * scale
-        runner_observation[env, 1] = float(runner_y[env]) * scale
-        runner_observation[env, 2] = float(tagger_x[env, hunter]) * scale
-        runner_observation[env, 3] = float(tagger_y[env, hunter]) * scale
-        runner_observation[env, 4] = 0.0
-        runner_observation[env, 5] = float(step_count[env]) / float(max_steps)
+        time = float(step_count[env]) / float(max_steps)
+        x = tagger_x[env, hunter]
+        y = tagger_y[env, hunter]
+        sketch(runner_x[env], runner_y[env], x, y, 0.0, size, time, runner_observation[env])
 
 
 class TagGrid(KernelWorld):
