@@ -7,7 +7,7 @@ from shoal.view.plot import plot_runs
 from shoal.view.video import record
 
 CPU_STEPS = 300_000
-"""Enough to see them hunt and flee, in about a minute and a half on two cores."""
+"""Enough to see them hunt and flee, in about two minutes on two cores."""
 
 
 def main(**settings) -> None:

@@ -29,7 +29,7 @@ WARP = 32
 """Threads of a GPU that run in step; up to so many agents share a warp, or a part of one."""
 
 THREADS_PER_BLOCK = 128
-"""The most threads that share an env (more of them wait longer for one another: measured)."""
+"""The most threads that share an env: with 1,000 agents 256 are as fast, 512 and 1,024 were slower."""
 
 RNG_SOURCES = ("seed", "env_id", "episode", "step_count")
 """The arrays that the parameter `rng` is made of."""

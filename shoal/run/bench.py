@@ -253,13 +253,12 @@ def bench_command(world: str, flags: list[str]) -> int:
     job = parse_job(world, rest, "shoal bench")
     gpu = job.train.device.startswith("cuda")
     counts = options.envs or ([1024, 4096, 16_384, 65_536] if gpu else [256, 1024, 4096])
-    for count in counts:
-        for name, groups in job.teams().items():
-            job.for_policy(name).learn.check_samples(count * job.train.rollout * sum(g.agents for g in groups))
+    jobs = [replace(job, train=replace(job.train, num_envs=count)) for count in counts]
+    for sized in jobs:
+        sized.check_samples()
     print(f"{'envs':>9}  {'stepping alone':>14}  {'rollout only':>12}  {'end to end':>10}   env steps/s")
     rows = []
-    for count in counts:
-        sized = replace(job, train=replace(job.train, num_envs=count))
+    for count, sized in zip(counts, jobs, strict=True):
         pair = [bench_stepping(sized, count, options.seconds), bench_training(sized, options.seconds)]
         figures = [pair[0]["steps_per_second"], pair[1]["rollout_only"], pair[1]["steps_per_second"]]
         print(f"{count:>9}  {si(figures[0]):>14}  {si(figures[1]):>12}  {si(figures[2]):>10}", flush=True)

@@ -19,13 +19,19 @@ STREAM = wp.constant(wp.uint32(ACTION_STREAM))
 
 
 @wp.func
+def noise_words(env: int, part: int, block: int, seed: int, env_id: wp.array[int], counter: wp.array[int]):
+    """Four random words, keyed by (seed, env, rollout, block of steps, part of the actions)."""
+    place = vec4u(wp.uint32(env_id[env]), wp.uint32(counter[0]), wp.uint32(block), STREAM + wp.uint32(part))
+    return philox(place, wp.uint64(seed))
+
+
+@wp.func
 def uniform_noise(
     env: int, agent: int, seed: int, env_id: wp.array[int], counter: wp.array[int], noise: wp.array3d[float]
 ):
-    """Numbers in [0, 1) for every step of a rollout, keyed by (seed, env, rollout, step, part of the actions)."""
+    """Numbers in [0, 1) for every step of a rollout, four from each draw."""
     for block in range((noise.shape[1] + 3) // 4):
-        place = vec4u(wp.uint32(env_id[env]), wp.uint32(counter[0]), wp.uint32(block), STREAM + wp.uint32(agent))
-        words = philox(place, wp.uint64(seed))
+        words = noise_words(env, agent, block, seed, env_id, counter)
         for k in range(4):
             t = block * 4 + k
             if t < noise.shape[1]:
@@ -38,8 +44,7 @@ def normal_noise(
 ):
     """The same for standard normal numbers, two from each draw."""
     for block in range((noise.shape[1] + 1) // 2):
-        place = vec4u(wp.uint32(env_id[env]), wp.uint32(counter[0]), wp.uint32(block), STREAM + wp.uint32(agent))
-        words = philox(place, wp.uint64(seed))
+        words = noise_words(env, agent, block, seed, env_id, counter)
         for k in range(2):
             t = block * 2 + k
             if t < noise.shape[1]:
@@ -74,6 +79,24 @@ def action_noise(
 
 
 @wp.func
+def take_slot(
+    env: int,
+    agent: int,
+    slots: int,
+    terminated: wp.array[wp.bool],
+    truncated: wp.array[wp.bool],
+    used: wp.array[int],
+    used_next: wp.array[int],
+):
+    """The next free slot of an env that was cut off in this step; -1 for others, or if none is free."""
+    slot = used[env]
+    cut = truncated[env] and not terminated[env] and slot < slots
+    if agent == 0:
+        used_next[env] = wp.where(cut, slot + 1, slot)
+    return wp.where(cut, slot, -1)
+
+
+@wp.func
 def keep_words(
     env: int,
     agent: int,
@@ -85,13 +108,10 @@ def keep_words(
     kept: wp.array4d[int],
 ):
     """Put what an agent of an env that was cut off in this step saw last into the env's next free slot."""
-    slot = used[env]
-    cut = truncated[env] and not terminated[env] and slot < kept.shape[1]
-    if cut:
+    slot = take_slot(env, agent, kept.shape[1], terminated, truncated, used, used_next)
+    if slot >= 0:
         for i in range(final.shape[2]):
             kept[env, slot, agent, i] = final[env, agent, i]
-    if agent == 0:
-        used_next[env] = wp.where(cut, slot + 1, slot)
 
 
 @wp.func
@@ -106,13 +126,10 @@ def keep_bytes(
     kept: wp.array4d[wp.uint8],
 ):
     """The same for what is no multiple of four bytes long."""
-    slot = used[env]
-    cut = truncated[env] and not terminated[env] and slot < kept.shape[1]
-    if cut:
+    slot = take_slot(env, agent, kept.shape[1], terminated, truncated, used, used_next)
+    if slot >= 0:
         for i in range(final.shape[2]):
             kept[env, slot, agent, i] = final[env, agent, i]
-    if agent == 0:
-        used_next[env] = wp.where(cut, slot + 1, slot)
 
 
 Teams = dict[str, list[Group]]

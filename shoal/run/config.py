@@ -205,6 +205,12 @@ class Job:
         learn = {k: v for k, v in own.items() if k not in POLICY_SETTINGS}
         return replace(self, train=replace(self.train, **run), learn=replace(self.learn, **learn))
 
+    def check_samples(self) -> None:
+        """Refuse rollouts of a size that a learner cannot use."""
+        for name, groups in self.teams().items():
+            agents = sum(group.agents for group in groups)
+            self.for_policy(name).learn.check_samples(self.train.steps_per_iteration * agents)
+
     def to_json(self) -> str:
         parts = {"world": self.world, "train": asdict(self.train), "learn": asdict(self.learn)}
         parts["world_config"] = asdict(self.world_config)
@@ -390,7 +396,5 @@ def _settled(job: Job, device: str) -> Job:
         from shoal.run.memory import most_envs
 
         job = replace(job, train=replace(job.train, num_envs=most_envs(job)))
-    for name, groups in job.teams().items():
-        agents = sum(group.agents for group in groups)
-        job.for_policy(name).learn.check_samples(job.train.steps_per_iteration * agents)
+    job.check_samples()
     return job

@@ -73,9 +73,10 @@ class Estimate:
 def estimate(job: Job, free: int | None = None) -> Estimate:
     """Count the bytes of a job without allocating them; `free` bytes are to be had (none: look)."""
     kind = torch.device(job.train.device).type
+    nowhere = replace(job, train=replace(job.train, device="meta"))
     with torch.device("meta"):
-        world = make_world(replace(job, train=replace(job.train, device="meta")), COUNTED)
-        policies = make_policies(replace(job, train=replace(job.train, device="meta")), world)
+        world = make_world(nowhere, COUNTED)
+        policies = make_policies(nowhere, world)
     rollout = acting = update = update_limit = 0
     steps, kept = job.train.rollout, truncations(world.time_limit, job.train.rollout)
     for name, groups in job.teams().items():
