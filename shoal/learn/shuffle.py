@@ -46,7 +46,7 @@ def permuted(
             left = right
             right = mixed
         x = (left << shift) | right
-        inside = int(x) < n
+        inside = x < wp.uint32(n)  # unsigned: beyond 2^30 samples the network works on all 32 bits
     order[env] = int(x)
 
 

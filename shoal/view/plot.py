@@ -57,6 +57,7 @@ def plot_bench(rows: list[dict[str, Any]], path: Path) -> Path:
     plt = _pyplot()
     figure, axes = plt.subplots(figsize=(7.0, 4.2), layout="constrained")
     measured = [row for row in rows if row["bench"] != "full"]
+    measured.sort(key=lambda row: row["num_envs"])
     counts = sorted({row["agents_per_env"] for row in measured})
     for place, agents in enumerate(counts):
         here = [row for row in measured if row["agents_per_env"] == agents]

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.learn.shuffle import order_plan
+from shoal.core.kernels import Whole
+from shoal.core.launch import bind
+from shoal.learn.shuffle import order_plan, permuted
 
 
 def order(n: int, seed: int = 0, epoch: int = 0, counter: int = 0) -> np.ndarray:
@@ -74,3 +76,21 @@ def test_neighbours_are_torn_apart(n, monkeypatch):
         assert abs(np.corrcoef(found, np.arange(n))[0, 1]) < 5 / np.sqrt(n)
         assert abs(np.corrcoef(found[1:], found[:-1])[0, 1]) < 5 / np.sqrt(n)
         assert (np.diff(found) == 1).mean() < 10 / n
+
+
+def test_orders_of_more_than_2_to_the_30_samples_stay_inside():
+    n, shown = 2**30 + 5, 4096
+    order = torch.zeros(shown, dtype=torch.int32)
+    arguments = dict(
+        n=n,
+        half_bits=16,
+        seed=3,
+        epoch=0,
+        counter=Whole(torch.zeros(1, dtype=torch.int32)),
+        sample=torch.arange(shown, dtype=torch.int32),
+        order=order,
+    )
+    bind("order", permuted, order.device, shown, arguments)()
+    assert int(order.min()) >= 0
+    assert int(order.max()) < n
+    assert order.unique().numel() == shown
