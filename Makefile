@@ -34,6 +34,7 @@ docs: .venv/installed
 bench: .venv/installed-bench
 	$(BIN)/shoal bench cartpole
 	$(BIN)/python bench/peers.py
+	$(BIN)/python bench/host.py
 
 clean:
 	rm -rf .venv site build *.egg-info .pytest_cache .ruff_cache

@@ -12,7 +12,8 @@ Train reinforcement-learning agents at the speed of the hardware.
   shoal train WORLD [--algo ppo|a2c] [--seed N] [--total-steps N] [--num-envs N]
                     [--device auto|cpu|cuda] [--run-dir DIR] [--deterministic] ...
                         train; every world ships tuned settings. WORLD is a name of
-                        `shoal list` or your own, my_world.py:MyWorld
+                        `shoal list`, your own world or environment (my_file.py:MyEnv),
+                        gym:LunarLander-v3, ale:pong, zoo:MODULE or envpool:ID
   shoal resume RUN      continue a run from its last checkpoint
   shoal eval RUN        play whole episodes and print mean, deviation and count
   shoal record RUN      write a video of a run's policy, or one picture of many envs
@@ -44,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
         return COMMANDS[words[0]](words[1:])
     except ShoalError as error:
         print(f"shoal: {error}", file=sys.stderr)
-        return 1 if type(error).__name__ == "SaveFailed" else 2
+        return error.exit_code
     except KeyboardInterrupt:
         print("shoal: stopped before the work began; nothing was saved.", file=sys.stderr)
         return 130
@@ -147,11 +148,13 @@ def _check(words: list[str]) -> int:
 
 def _list(words: list[str]) -> int:
     _parser("list", "The worlds there are.").parse_args(words)
-    from shoal.worlds import WORLDS
+    from shoal.worlds import HOST_KINDS, WORLDS
 
     width = max(len(name) for name in WORLDS)
     for name, (_, _, line) in sorted(WORLDS.items()):
         print(f"{name:{width}}  {line}")
+    for kind, line in HOST_KINDS.items():
+        print(f"{kind + ':...':{width}}  {line[0].upper()}{line[1:]}")
     return 0
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 class ShoalError(Exception):
     """Bad input: one sentence that names the thing, the value and the remedy. The command line exits with 2."""
 
+    exit_code = 2
+
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> ShoalError:
     """An error for a name that does not exist, with the nearest one that does."""

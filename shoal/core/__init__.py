@@ -3,7 +3,7 @@
 from shoal.core.kernel_world import Each, KernelWorld
 from shoal.core.maths import sincos, sincos_small, wrap_angle
 from shoal.core.random import Random, integer, normal, uniform, uniform4
-from shoal.core.spaces import Box, Discrete, MultiDiscrete, Space
+from shoal.core.spaces import Box, Discrete, Mixed, MultiDiscrete, Space
 from shoal.core.store import Field, Store
 from shoal.core.world import EpisodeStatistics, Group, GroupOutputs, Outputs, Places, World
 from shoal.core.wrappers import ActionRepeat, Apply, FrameStack, TimeLimit, TransformObservation, TransformReward
@@ -21,6 +21,7 @@ __all__ = [
     "Group",
     "GroupOutputs",
     "KernelWorld",
+    "Mixed",
     "MultiDiscrete",
     "Outputs",
     "Places",

@@ -19,7 +19,7 @@ from shoal.core.kernels import Call, Whole
 from shoal.core.launch import Plan, init_warp, torch_stream
 from shoal.core.random import draw_kernel
 from shoal.core.settings import check_settings
-from shoal.core.spaces import Box
+from shoal.core.spaces import Box, Mixed
 from shoal.core.store import Field, Store
 from shoal.core.world import EpisodeStatistics, Group, GroupOutputs, LastEpisode, Outputs, World
 from shoal.errors import ShoalError
@@ -392,7 +392,7 @@ class KernelWorld(World):
 
     def _hold_of(self, g: Group) -> Any:
         flat = len(g.action.shape) == 0
-        if isinstance(g.action, Box):
+        if isinstance(g.action, (Box, Mixed)):
             return stages.hold_numbers
         return stages.hold_choice if flat else stages.hold_choices
 
@@ -501,7 +501,7 @@ def _group_fields(g: Group) -> dict[str, Field]:
     """The standard fields of a group."""
     observation = _field_of(g.observation, g.agents)
     found = {
-        "action": Field(float if isinstance(g.action, Box) else int, (g.agents, *g.action.shape)),
+        "action": Field(float if isinstance(g.action, (Box, Mixed)) else int, (g.agents, *g.action.shape)),
         "observation": observation,
         "final_observation": observation,
         "reward": Field(float, (g.agents,)),

@@ -1,4 +1,4 @@
-"""What an agent sees and does: Discrete, MultiDiscrete and Box, with the tensors that hold them."""
+"""What an agent sees and does: Discrete, MultiDiscrete, Box and Mixed, with the tensors that hold them."""
 
 import math
 from dataclasses import dataclass
@@ -56,14 +56,23 @@ class Box:
     low: float = -math.inf
     high: float = math.inf
     dtype: torch.dtype = torch.float32
+    parts: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """Names and shapes of the parts of a flat vector, in order (none: it is one thing).
+
+    Images among them hold 0 to 255. Parts of one name and shape are frames of the same thing, the newest last.
+    """
 
     def __post_init__(self):
         shape = (self.shape,) if isinstance(self.shape, int) else tuple(self.shape)
         object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "parts", tuple((str(name), tuple(sizes)) for name, sizes in self.parts))
         if not shape or min(shape) < 1:
             raise ShoalError(f"Box needs a shape of positive sizes, got {shape}.")
         if not self.low < self.high:
             raise ShoalError(f"Box needs low < high, got low={self.low}, high={self.high}.")
+        total = sum(math.prod(sizes) for _, sizes in self.parts)
+        if self.parts and shape != (total,):
+            raise ShoalError(f"Box with parts needs the shape of a vector of all of them, ({total},), got {shape}.")
 
     @property
     def size(self) -> int:
@@ -74,7 +83,39 @@ class Box:
         return math.isfinite(self.low) and math.isfinite(self.high)
 
 
-Space = Union[Discrete, MultiDiscrete, Box]
+@dataclass(frozen=True)
+class Mixed:
+    """Choices and real numbers together, the parts after one another in one float32 vector; choices are whole in it."""
+
+    parts: tuple[Union[Discrete, MultiDiscrete, Box], ...]
+
+    def __post_init__(self):
+        object.__setattr__(self, "parts", tuple(self.parts))
+        for part in self.parts:
+            if not isinstance(part, (Discrete, MultiDiscrete, Box)):
+                raise ShoalError(f"Mixed is made of Discrete, MultiDiscrete and Box, got {part!r} among its parts.")
+        if not self.parts:
+            raise ShoalError("Mixed needs at least one part, got none.")
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """How many numbers of the vector each part has."""
+        return tuple(math.prod(part.shape) for part in self.parts)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (sum(self.widths),)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32
+
+    def split(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """The parts of a tensor [..., width], each [..., width of the part]."""
+        return list(tensor.split(self.widths, dim=-1))
+
+
+Space = Union[Discrete, MultiDiscrete, Box, Mixed]
 
 
 def check_tensor(what: str, tensor: torch.Tensor, space: Space, batch: tuple[int, ...], device: torch.device) -> None:
@@ -92,12 +133,16 @@ def check_tensor(what: str, tensor: torch.Tensor, space: Space, batch: tuple[int
 
 def check_range(what: str, tensor: torch.Tensor, space: Space) -> None:
     """Refuse values outside `space`. Reads the tensor on the host: not for the inside of a rollout."""
+    if isinstance(space, Mixed):
+        for i, (part, values) in enumerate(zip(space.parts, space.split(tensor), strict=True)):
+            check_range(f"{what}, part {i},", values, part)
+        return
     if isinstance(space, Box):
         ok = torch.isfinite(tensor)
         limit = "finite"
     else:
         top = space.n if isinstance(space, Discrete) else torch.tensor(space.nvec, device=tensor.device)
-        ok = (tensor >= 0) & (tensor < top)
+        ok = (tensor >= 0) & (tensor < top) & (tensor % 1 == 0)
         limit = f"within {space}"
     if not bool(ok.all()):  # sync: a deliberate check, outside rollouts
         where = tuple(int(i) for i in (~ok).nonzero()[0])

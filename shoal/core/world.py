@@ -2,7 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 
@@ -24,14 +25,26 @@ class Group:
     """Agents can leave the game before the episode ends: the world writes `alive` [env, agent]."""
     every: int = 1
     """The group chooses an action at every so many steps of an episode; in between, its last choice stands."""
+    stack: int = 1
+    """The policy sees the last `stack` observations of the episode at once, joined along their first axis; each is kept
+    once. In the first steps of an episode, copies of its first observation stand for those before it."""
 
     def __post_init__(self):
         if self.agents < 1:
             raise ShoalError(f"Group {self.name!r} needs at least one agent per env, got {self.agents}.")
         if self.every < 1:
             raise ShoalError(f"Group {self.name!r} must act every 1 or more steps, got every={self.every}.")
-        if self.masked and isinstance(self.action, Box):
-            raise ShoalError(f"Group {self.name!r} has a Box action, which cannot be masked.")
+        if self.stack < 1:
+            raise ShoalError(f"Group {self.name!r} must see at least one observation, got stack={self.stack}.")
+        if self.masked and not self.choices:
+            raise ShoalError(f"Group {self.name!r} has a {type(self.action).__name__} action, which cannot be masked.")
+
+    @property
+    def seen(self) -> Box:
+        """What a policy sees at once: `stack` observations."""
+        first, *rest = self.observation.shape
+        parts = self.stack * self.observation.parts
+        return replace(self.observation, shape=(self.stack * first, *rest), parts=parts)
 
     @property
     def choices(self) -> int:
@@ -171,6 +184,22 @@ class World(ABC):
     """Where the last reset or step wrote."""
     places: Places | None = None
     """Where agents are, in worlds that play in a square."""
+    inside: tuple[str, ...] = ()
+    """Settings of a run that the world takes as arguments and sees to itself, instead of a wrapper."""
+    resumable: bool = True
+    """Whether `state_dict` holds everything; if not, a resumed run begins new episodes."""
+    on_device: bool = True
+    """Whether steps run on the device, so that a whole rollout can be one graph."""
+
+    @classmethod
+    def playing(cls, config: Any) -> Any:
+        """The settings under which whole episodes are played: for evaluation."""
+        return config
+
+    @classmethod
+    def shown(cls, config: Any) -> Any:
+        """The settings under which envs can be looked at: for recordings."""
+        return config
 
     @abstractmethod
     def reset(self, seed: int = 0, first_env: int = 0) -> Outputs:

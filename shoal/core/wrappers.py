@@ -19,6 +19,7 @@ class Wrapper(World):
         self.num_envs = world.num_envs
         self.device = world.device
         self.places = world.places
+        self.inside, self.resumable, self.on_device = world.inside, world.resumable, world.on_device
         self.groups = tuple(self._group(g) for g in world.groups)
         self._own: Outputs | None = None
 
@@ -188,42 +189,37 @@ class Apply(Wrapper):
 
 
 class FrameStack(Wrapper):
-    """The last `frames` observations joined along their first axis; a new episode starts with copies of its first."""
+    """Policies see the last `frames` observations at once (`Group.stack`), times what the world asks for itself.
+
+    Whoever acts or learns joins them; the world shows each one once, so that steps pass through as they are.
+    """
 
     def __init__(self, world: World, frames: int):
         if frames < 1:
             raise ShoalError(f"FrameStack needs at least one frame, got {frames}.")
         self.frames = frames
         super().__init__(world)
-        self.stacks: dict[str, torch.Tensor] = {}
 
     def _group(self, group: Group) -> Group:
-        shape = group.observation.shape
-        stacked = replace(group.observation, shape=(self.frames * shape[0], *shape[1:]))
-        return replace(group, observation=stacked)
+        return replace(group, stack=group.stack * self.frames)
 
-    def _allocate(self, inner: Outputs) -> None:
-        super()._allocate(inner)
-        if not self.stacks:
-            self.stacks = {n: g.observation.clone() for n, g in self._own_outputs.groups.items()}
+    def reset(self, seed: int = 0, first_env: int = 0) -> Outputs:
+        self.outputs = self.world.reset(seed, first_env)
+        return self.outputs
 
-    def _buffers(self) -> dict[str, torch.Tensor]:
-        return self.stacks
+    def step(self, actions, into=None, hold=None):
+        self.outputs = self.world.step(actions, into, hold)
+        return self.outputs
 
-    def _emit(self, inner, out, started, held):
-        _copy(inner, out, leave=OBSERVATIONS)
-        for name, group in out.groups.items():
-            source, stack = inner.groups[name], self.stacks[name]
-            fresh = torch.cat([source.observation] * self.frames, dim=2)
-            older = stack[:, :, source.observation.shape[2] :]
-            moved = torch.cat([older, source.observation], dim=2)
-            if group.final_observation is not None:
-                _copy_moved(torch.cat([older, source.final_observation], dim=2), group.final_observation, held)
-            shown = torch.where(_like(started, stack), fresh, moved)
-            if held is not None:
-                shown = torch.where(_like(held, stack), stack, shown)
-            stack.copy_(shown)
-            group.observation.copy_(shown)
+    def restart(self, mask: torch.Tensor) -> None:
+        self.world.restart(mask)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return self.world.state_dict()
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.world.load_state_dict(state)
+        self.outputs = self.world.outputs
 
 
 class ActionRepeat(Wrapper):

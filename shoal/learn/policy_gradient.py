@@ -13,7 +13,7 @@ from shoal.errors import ShoalError
 from shoal.learn import losses
 from shoal.learn.optim import Adam
 from shoal.learn.returns import advantage_plan, discounted_plan
-from shoal.learn.rollout import Rollout
+from shoal.learn.rollout import EVERYTHING, Rollout, stacked
 from shoal.policy import ActorCritic, RunningMoments
 
 ACTIVATION_MEMORY = {"cpu": 2**30, "cuda": 2**34}
@@ -59,14 +59,15 @@ class PolicyGradientConfig:
         _require("clip-norm", self.clip_norm, self.clip_norm > 0, "above 0")
         _require("pass-size", self.pass_size, self.pass_size is None or self.pass_size > 0, "above 0")
 
-    def check_samples(self, samples: int) -> None:
-        """Refuse a rollout of a size that this learner cannot use."""
+    def check_samples(self, samples: int, sequences: int | None = None) -> None:
+        """Refuse a rollout of a size that this learner cannot use; with `sequences`, one that stays in whole ones."""
 
 
 class Batch(NamedTuple):
     """A rollout with one row per sample, or a part of one."""
 
     observation: torch.Tensor
+    """[n, *seen]; with `age`, the rows of a rollout that what is seen is gathered from."""
     action: torch.Tensor
     log_prob: torch.Tensor
     value: torch.Tensor
@@ -75,9 +76,15 @@ class Batch(NamedTuple):
     mask: torch.Tensor | None
     counts: torch.Tensor | None
     """Whether the sample was an agent's own choice, in the game (None: all were)."""
+    age: torch.Tensor | None
+    """[T, N], as in the rollout, while observations are yet to be gathered."""
 
-    def part(self, rows: Any) -> "Batch":
-        return Batch(*(None if tensor is None else tensor[rows] for tensor in self))
+    def part(self, rows: torch.Tensor | slice) -> "Batch":
+        """Some samples, by number."""
+        if self.age is None:
+            return Batch(*(None if tensor is None else tensor[rows] for tensor in self))
+        rest = (None if tensor is None else tensor[rows] for tensor in self[1:-1])
+        return Batch(stacked(self.observation, self.age, rows), *rest, age=None)
 
 
 class Totals(NamedTuple):
@@ -102,7 +109,10 @@ class PolicyGradient:
         compiled: bool = False,
         bf16: bool = False,
     ):
-        config.check_samples(rollout.samples)
+        sequences = None if policy.core is None else rollout.samples // rollout.steps
+        config.check_samples(rollout.samples, sequences)
+        self.units = sequences or rollout.samples
+        """What mini-batches are drawn from: samples, or the sequences of env and agent that a core goes along."""
         self.policy, self.rollout, self.config, self.seed = policy, rollout, config, seed
         self.device = rollout.reward.device
         self.bf16 = bf16
@@ -137,7 +147,7 @@ class PolicyGradient:
         self._counts = None if not own_choice else own_choice[0] if len(own_choice) == 1 else own_choice[0].clone()
         self._alive = None if rollout.alive is None else rollout.alive[:-1].flatten()
         self._batch = Batch(
-            observation=rollout.observation[:-1].flatten(0, 2),
+            observation=rollout.observation[:-1] if rollout.stack > 1 else rollout.observation[:-1].flatten(0, 2),
             action=rollout.action.flatten(0, 2),
             log_prob=rollout.log_prob.flatten(),
             value=self.value[:-1].flatten(),
@@ -145,6 +155,7 @@ class PolicyGradient:
             target=self.target.flatten(),
             mask=None if rollout.action_mask is None else rollout.action_mask[:-1].flatten(0, 2),
             counts=self._counts,
+            age=None if rollout.age is None else rollout.age[:-1],
         )
         limit = ACTIVATION_MEMORY[self.device.type] // (BYTES_PER_ACTIVATION * policy.activations())
         self.pass_size = config.pass_size or max(1, limit)
@@ -188,41 +199,47 @@ class PolicyGradient:
 
     def _values(self) -> None:
         """Values of all observations, in few large passes."""
-        seen, out = self.rollout.observation, self.value
-        passes = [] if self.rollout.valued else self._passes(self.rollout.samples)
+        r, out = self.rollout, self.value
+        passes = [] if r.valued else self._passes(r.samples)
         if len(passes) == 1:
-            self._value_of(seen.flatten(0, 2), out.view(-1))
+            self._value_of(stacked(r.observation, r.age), out.view(-1))
         else:
             for rows in passes:
-                self._value_of(self._batch.observation[rows], self._batch.value[rows])
-            self._value_eager(seen[-1].flatten(0, 1), out[-1].view(-1))
-        final = self.rollout.final_observation.flatten(0, 2)
-        for rows in self._passes(final.shape[0]):
-            self._value_eager(final[rows], self.final_value.view(-1)[rows])  # few rows: not worth compiling for
+                self._value_of(stacked(r.observation, r.age, rows), self._batch.value[rows])
+            now = None if r.state is None else r.state[-1].flatten(0, 1)
+            self._value_eager(stacked(*r.window(-1)), out[-1].view(-1), now)
+        final = r.final_observation.flatten(0, 2)
+        then = None if r.final_state is None else r.final_state.flatten(0, 2)
+        for rows in self._passes(final.shape[0]):  # few rows: not worth compiling for
+            state = None if then is None else then[rows]
+            self._value_eager(final[rows], self.final_value.view(-1)[rows], state)
 
-    def _passes(self, samples: int) -> list[slice]:
-        """Rows of a batch in passes that fit in memory, of equal size where that is possible."""
-        count = -(-samples // self.pass_size)
-        while samples % count and count < 4 * -(-samples // self.pass_size):
+    def _passes(self, units: int, samples_each: int = 1) -> list[slice]:
+        """Samples or sequences in passes that fit in memory, of equal size where that is possible."""
+        least = -(-units // max(1, self.pass_size // samples_each))
+        count = least
+        while units % count and count < 4 * least:
             count += 1
-        size = -(-samples // count)
-        return [slice(start, min(start + size, samples)) for start in range(0, samples, size)]
+        size = -(-units // count)
+        return [slice(start, min(start + size, units)) for start in range(0, units, size)]
 
     def _learn(self) -> None:
         raise ShoalError("PolicyGradient is the base of A2C and PPO; use one of them.")
 
-    def _value_eager(self, observation: torch.Tensor, out: torch.Tensor) -> None:
+    def _value_eager(self, observation: torch.Tensor, out: torch.Tensor, state: torch.Tensor | None = None) -> None:
         with self._precision():
-            out.copy_(self.policy.value(observation))
+            out.copy_(self.policy.value(observation, state))
 
     def _gradient(self, pick: torch.Tensor | None) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """The losses over the samples `pick` (None: all) and the gradient of found["loss"]."""
-        passes = self._passes(self.rollout.samples if pick is None else pick.shape[0])
+        """The losses over the samples or sequences `pick` (None: all) and the gradient of found["loss"]."""
+        if pick is None and self.policy.core is not None:
+            pick = torch.arange(self.units, device=self.device)
+        passes = self._passes(self.units if pick is None else pick.shape[0], self.rollout.samples // self.units)
         if len(passes) == 1:
             found = self._losses(self._batch, pick, None)
             return found, self.adam.gradient(found["loss"])
         with torch.no_grad():
-            whole = self._whole_of(self._batch.advantage, self._counts, pick)
+            whole = self._whole_of(self._batch.advantage, self._counts, self._rows(pick))
         total: dict[str, torch.Tensor] = {}
         gradient = torch.zeros_like(self.adam.flat)
         for rows in passes:
@@ -240,14 +257,16 @@ class PolicyGradient:
         return Totals(samples, *losses.moments(advantage, weight))
 
     def _losses_eager(self, batch: Batch, pick: torch.Tensor | None, whole: Totals | None) -> dict[str, torch.Tensor]:
-        """The loss and what is reported of it, over the rows `pick` of a batch (None: all).
+        """The loss and what is reported of it, over the samples or sequences `pick` of a batch (None: all).
 
         With `whole`, they are a part of a larger mini-batch: what is returned adds up to the means over all of it.
         """
-        batch = batch if pick is None else batch.part(pick)
+        rows = self._rows(pick)
+        if rows is not None or batch.age is not None:
+            batch = batch.part(EVERYTHING if rows is None else rows)
         weight = None if batch.counts is None else batch.counts.float()
         with self._precision():
-            params, value = self.policy.distribution_and_value(batch.observation, batch.mask)
+            params, value = self._forward(batch, pick)
         log_prob, entropy = self.policy.head.log_prob_and_entropy(params, batch.action)
         if self.config.normalise_advantage:
             mean, scale = losses.moments(batch.advantage, weight) if whole is None else (whole.mean, whole.scale)
@@ -264,6 +283,21 @@ class PolicyGradient:
         here = value.shape[0] if weight is None else weight.sum()
         share = here / whole.samples.clamp(min=1.0)
         return {name: term * share for name, term in found.items()}
+
+    def _rows(self, pick: torch.Tensor | None) -> torch.Tensor | None:
+        """The samples of what was picked: itself, or the sequences step by step, [T * n]."""
+        if pick is None or self.policy.core is None:
+            return pick
+        steps = torch.arange(self.rollout.steps, device=self.device)
+        return (steps.unsqueeze(-1) * self.units + pick).flatten()
+
+    def _forward(self, batch: Batch, pick: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Parameters and values of the samples of a batch; sequences `pick` begin with what was remembered then."""
+        r = self.rollout
+        if pick is None or r.state is None:
+            return self.policy.distribution_and_value(batch.observation, batch.mask)
+        ended = (r.terminated | r.truncated)[:, pick // r.reward.shape[2]]
+        return self.policy.sequence(batch.observation, r.state[0].flatten(0, 1)[pick], ended, batch.mask)
 
     def _terms(
         self, batch: Batch, log_prob: torch.Tensor, value: torch.Tensor, weight: torch.Tensor | None

@@ -17,7 +17,7 @@ class PPOConfig(PolicyGradientConfig):
     epochs: int = 4
     """Passes over each rollout."""
     minibatches: int = 4
-    """Mini-batches per pass; the rollout's samples must divide evenly."""
+    """Mini-batches per pass; the rollout's samples (with a core: envs times agents) must divide evenly."""
     clip: float = 0.2
     """How far the ratio of new to old probability may move."""
     clip_value: float | None = None
@@ -33,7 +33,12 @@ class PPOConfig(PolicyGradientConfig):
         for name, value in (("clip-value", self.clip_value), ("target-kl", self.target_kl)):
             _require(name, value, value is None or value > 0, "above 0")
 
-    def check_samples(self, samples: int) -> None:
+    def check_samples(self, samples: int, sequences: int | None = None) -> None:
+        if sequences is not None and sequences % self.minibatches:
+            raise ShoalError(
+                f"A policy with a core learns from whole sequences, but {sequences} of them (num-envs x agents) do not "
+                f"divide into {self.minibatches} mini-batches; change --num-envs or --minibatches."
+            )
         if samples % self.minibatches:
             raise ShoalError(
                 f"A rollout of {samples} samples (num-envs x agents x rollout) does not divide into "
@@ -49,7 +54,7 @@ class PPO(PolicyGradient):
 
     def __init__(self, policy, rollout, config: PPOConfig, seed: int = 0, compiled: bool = False, bf16: bool = False):
         super().__init__(policy, rollout, config, seed, compiled, bf16)
-        self.order = torch.zeros(rollout.samples, dtype=torch.int32, device=self.device)
+        self.order = torch.zeros(self.units, dtype=torch.int32, device=self.device)
         self._shuffles = [order_plan(self.order, seed, epoch, self.updates) for epoch in range(config.epochs)]
 
     def _terms(self, batch, log_prob, value, weight):

@@ -6,16 +6,21 @@ import torch
 
 from shoal.core.world import Group
 
+EVERYTHING = slice(None)
+
 
 @dataclass
 class Rollout:
     """What a learner reads. Row t holds the observation, the action taken on it and what followed.
 
-    Observations have one row more than the rest: the last one is what the next rollout starts from.
+    Observations have one row more than the rest: the last one is what the next rollout starts from. If the policy sees
+    several at once, as many rows from before the rollout stand in front of them; `stacked` joins them.
     """
 
     observation: torch.Tensor
-    """[T + 1, N, A, *shape]"""
+    """[stack - 1 + T + 1, N, A, *shape]: each one once."""
+    age: torch.Tensor | None
+    """[T + 1, N]: steps since the episode began, at most stack - 1 (None: nothing is stacked)."""
     action: torch.Tensor
     """[T, N, A, *action]: as the policy chose it, before scaling and clipping."""
     log_prob: torch.Tensor
@@ -29,7 +34,7 @@ class Rollout:
     truncated: torch.Tensor
     """[T, N]"""
     final_observation: torch.Tensor
-    """[K, N, A, *shape]: the final observations of the k-th truncated episode of each env in this rollout."""
+    """[K, N, A, *seen]: the final observations of the k-th truncated episode of each env in this rollout."""
     alive: torch.Tensor | None
     """[T + 1, N, A]: whether the agent was in the game when it acted (None: always)."""
     final_alive: torch.Tensor | None
@@ -38,6 +43,10 @@ class Rollout:
     """[T + 1, N, A, choices]: what was allowed (None: everything)."""
     acting: torch.Tensor | None
     """[T + 1, N, A]: whether the action was the agent's choice, or an earlier one still stood (None: always)."""
+    state: torch.Tensor | None
+    """[2, N, A, S]: what agents remembered before row 0, and what they remember now, before row T (None: nothing)."""
+    final_state: torch.Tensor | None
+    """[K, N, A, S]: what they remembered when those final observations were made."""
     version: torch.Tensor
     """[1]: how many updates the policy that acted had seen."""
     valued: bool = False
@@ -52,21 +61,89 @@ class Rollout:
         return self.reward.numel()
 
     @property
+    def stack(self) -> int:
+        """Observations that the policy sees at once."""
+        return self.observation.shape[0] - self.steps
+
+    def window(self, t: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The observations that the policy sees at row t, and their ages: what `stacked` takes."""
+        t %= self.steps + 1
+        return self.observation[t : t + self.stack], None if self.age is None else self.age[t : t + 1]
+
+    def carry_over(self) -> None:
+        """Begin with what the last rollout ended with."""
+        for row in range(self.stack):  # in this order: a short rollout writes where it has read before
+            self.observation[row].copy_(self.observation[self.steps + row])
+        for name in CARRIED[1:]:
+            rows = getattr(self, name)
+            if rows is not None:
+                rows[0].copy_(rows[-1])
+
+    def settle(self, t: int, envs: slice = EVERYTHING) -> None:
+        """After step t of some envs: how old episodes are, and no memory of those that have ended."""
+        if self.age is None and self.state is None:
+            return
+        ended = self.terminated[t, envs] | self.truncated[t, envs]
+        if self.age is not None:
+            grow(self.age[t, envs], ended, self.stack, out=self.age[t + 1, envs])
+        if self.state is not None:
+            self.state[-1, envs].masked_fill_(ended.view(-1, 1, 1), 0.0)
+
+    def begin(self) -> None:
+        """All episodes begin with the next rollout."""
+        for tensor in (self.age, self.state):
+            if tensor is not None:
+                tensor[-1].zero_()
+
+    def carried(self) -> dict[str, torch.Tensor]:
+        """What the next rollout begins with, by name."""
+        found = {name: getattr(self, name)[-1] for name in CARRIED if getattr(self, name) is not None}
+        return found if self.stack == 1 else {**found, "history": self.observation[-self.stack : -1]}
+
+    @property
     def nbytes(self) -> int:
         return sum(t.nbytes for t in vars(self).values() if isinstance(t, torch.Tensor))
 
 
-CARRIED = ("observation", "alive", "action_mask", "acting")
-"""Fields with a row more than the rest: the last row of one rollout is the first of the next."""
+def stacked(
+    observation: torch.Tensor, age: torch.Tensor | None, rows: torch.Tensor | slice = EVERYTHING
+) -> torch.Tensor:
+    """What a policy sees, [n, *seen], out of observations [stack - 1 + T, N, A, *shape] and ages [T, N].
+
+    `rows` are numbers of samples, (t * N + env) * A + agent. Frames of an earlier episode never show: further back than
+    its age, a sample sees the first observation of its episode again. Without ages nothing is stacked, and what can
+    be a view is one.
+    """
+    frames = observation.flatten(0, 2)
+    if age is None:
+        return frames[rows]
+    agents, stack = observation.shape[2], observation.shape[0] - age.shape[0] + 1
+    per_row = age.shape[1] * agents
+    if isinstance(rows, slice):
+        rows = torch.arange(*rows.indices(age.numel() * agents), device=age.device)
+    back = torch.arange(stack - 1, -1, -1, device=age.device)
+    back = torch.minimum(back, age.flatten()[rows // agents].unsqueeze(-1))
+    return frames[rows.unsqueeze(-1) + (stack - 1 - back) * per_row].flatten(1, 2)
 
 
-def allocate(groups: list[Group], steps: int, num_envs: int, truncations: int, device: torch.device) -> Rollout:
+def grow(age: torch.Tensor, ended: torch.Tensor, stack: int, out: torch.Tensor) -> None:
+    """Ages [N] after a step: one more, as far as it matters, and 0 where an episode has begun."""
+    torch.add(age, 1, out=out).clamp_(max=stack - 1).masked_fill_(ended, 0)
+
+
+CARRIED = ("observation", "age", "alive", "action_mask", "acting", "state")
+"""Fields that rollouts hand on: the last row of one rollout is the first of the next."""
+
+
+def allocate(
+    groups: list[Group], steps: int, num_envs: int, truncations: int, device: torch.device, state_size: int = 0
+) -> Rollout:
     """Memory for `steps` steps of the groups that one policy acts for, their agents one after the other.
 
-    There is room for `truncations` truncated episodes per env.
+    There is room for `truncations` truncated episodes per env. The policy remembers `state_size` numbers per agent.
     """
     batch = (num_envs, sum(g.agents for g in groups))
-    see, act = groups[0].observation, groups[0].action
+    see, act, stack = groups[0].observation, groups[0].action, groups[0].stack
 
     def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -76,17 +153,20 @@ def allocate(groups: list[Group], steps: int, num_envs: int, truncations: int, d
 
     leaves = any(g.leaves for g in groups)
     return Rollout(
-        observation=zeros(steps + 1, *batch, *see.shape, dtype=see.dtype),
+        observation=zeros(stack + steps, *batch, *see.shape, dtype=see.dtype),
+        age=zeros(steps + 1, num_envs, dtype=torch.int32) if stack > 1 else None,
         action=zeros(steps, *batch, *act.shape, dtype=act.dtype),
         log_prob=zeros(steps, *batch),
         value=zeros(steps + 1, *batch),
         reward=zeros(steps, *batch),
         terminated=zeros(steps, num_envs, dtype=torch.bool),
         truncated=zeros(steps, num_envs, dtype=torch.bool),
-        final_observation=zeros(truncations, *batch, *see.shape, dtype=see.dtype),
+        final_observation=zeros(truncations, *batch, *groups[0].seen.shape, dtype=see.dtype),
         alive=ones(leaves, steps + 1, *batch),
         final_alive=ones(leaves, truncations, *batch),
         action_mask=ones(any(g.masked for g in groups), steps + 1, *batch, groups[0].choices),
         acting=ones(any(g.every > 1 for g in groups), steps + 1, *batch),
+        state=zeros(2, *batch, state_size) if state_size else None,
+        final_state=zeros(truncations, *batch, state_size) if state_size else None,
         version=zeros(1, dtype=torch.int32),
     )

@@ -1,7 +1,10 @@
-"""Networks: torsos, heads for the three kinds of action space, running normalisation."""
+"""Networks: torsos, recurrent cores, heads for the kinds of action space, running normalisation."""
 
 from shoal.policy.actor_critic import ActorCritic, mlp_torso
-from shoal.policy.heads import CategoricalHead, GaussianHead, make_head
+from shoal.policy.cnn import ImpalaResNet, NatureCNN
+from shoal.policy.core import Core, core_maker
+from shoal.policy.heads import CategoricalHead, GaussianHead, MixedHead, make_head
+from shoal.policy.inputs import MultiInput, choose_torso
 from shoal.policy.mlp import ACTIVATIONS, MLP, Torso
 from shoal.policy.normalise import RunningMoments
 
@@ -10,9 +13,16 @@ __all__ = [
     "MLP",
     "ActorCritic",
     "CategoricalHead",
+    "Core",
     "GaussianHead",
+    "ImpalaResNet",
+    "MixedHead",
+    "MultiInput",
+    "NatureCNN",
     "RunningMoments",
     "Torso",
+    "choose_torso",
+    "core_maker",
     "make_head",
     "mlp_torso",
 ]

@@ -5,6 +5,7 @@ from torch import nn
 
 from shoal.core.world import Group
 from shoal.errors import ShoalError
+from shoal.policy.core import CoreMaker
 from shoal.policy.heads import make_head
 from shoal.policy.mlp import MLP, Torso, linear, orthogonal
 from shoal.policy.normalise import RunningMoments
@@ -14,33 +15,60 @@ OBSERVATION_CLIP = 10.0
 
 
 class ActorCritic(nn.Module):
-    """Observations [batch, *shape] to a distribution over actions and a value [batch]."""
+    """What a group sees [batch, *seen] to a distribution over actions and a value [batch].
 
-    def __init__(self, group: Group, torso: Torso, shared: bool, normalise: bool, log_std: float):
+    A torso may say that it `takes_bytes`: images then reach it as uint8, and it scales them itself; or it names, as
+    `pixels`, the numbers of a vector that it scales. Neither are normalised, whatever `normalise` says.
+
+    With a `core` the policy remembers: it acts by `step` and learns by `sequence`, and what it knows of an episode is a
+    state [batch, state_size], zeros at first. Policy and value then share one torso, whatever `shared` says.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        torso: Torso,
+        shared: bool,
+        normalise: bool,
+        log_std: float,
+        core: CoreMaker | None = None,
+    ):
         super().__init__()
-        shape = group.observation.shape
+        shape = group.seen.shape
         self.group = group
-        self.shared = shared
-        self.normalise = normalise
+        self.shared = shared = shared or core is not None
         self.moments = RunningMoments(shape)
         self.policy_torso = torso(shape)
+        self.as_bytes = group.observation.dtype == torch.uint8 and getattr(self.policy_torso, "takes_bytes", False)
+        self.normalise = normalise and not self.as_bytes
         self.value_torso = self.policy_torso if shared else torso(shape)
         features = _features(self.policy_torso, shape)
+        self.core = None if core is None else core(features)
+        self.state_size = 0 if self.core is None else self.core.state_size
+        """Numbers that an agent remembers (0: there is no core)."""
+        features = features if self.core is None else self.core.size
         self.head = make_head(group.action, features, log_std)
         self.value_head = orthogonal(nn.Linear(features, 1), 1.0)
 
     def _see(self, observation: torch.Tensor) -> torch.Tensor:
+        if self.as_bytes:
+            return observation
         observation = observation.float()
         if not self.normalise:
             return observation
         scaled = (observation - self.moments.mean) * self.moments.scale()
-        return scaled.clamp(-OBSERVATION_CLIP, OBSERVATION_CLIP)
+        scaled = scaled.clamp(-OBSERVATION_CLIP, OBSERVATION_CLIP)
+        pixels = getattr(self.policy_torso, "pixels", None)
+        return scaled if pixels is None else torch.where(pixels, observation, scaled)
 
     def distribution(self, observation: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         """Parameters of the head's distribution [batch, width]."""
         return self.head(self.policy_torso(self._see(observation)), mask)
 
-    def value(self, observation: torch.Tensor) -> torch.Tensor:
+    def value(self, observation: torch.Tensor, state: torch.Tensor | None = None) -> torch.Tensor:
+        """Values [batch]; with a core, of what is seen in a state."""
+        if state is not None:
+            return self.step(observation, state)[1]
         layer = self.value_head
         return linear(self.value_torso(self._see(observation)), layer.weight, layer.bias).float().squeeze(-1)
 
@@ -49,14 +77,41 @@ class ActorCritic(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if not self.shared:
             return self.distribution(observation, mask), self.value(observation)
-        both = (self.head.linear, self.value_head)  # on top of one torso, one layer does for both
+        return self._both(self.policy_torso(self._see(observation)), mask)
+
+    def step(
+        self, observation: torch.Tensor, state: torch.Tensor, mask: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Parameters, values and the state after, for one observation each in the state before it."""
+        assert self.core is not None
+        features, after = self.core.step(self.policy_torso(self._see(observation)), state)
+        return *self._both(features, mask), after
+
+    def sequence(
+        self, observation: torch.Tensor, state: torch.Tensor, ended: torch.Tensor, mask: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Parameters and values of n sequences of observations, [T * n, ...], from the states [n, S] before the first.
+
+        `ended` [T, n] tells where an episode ended with the step: the next observation is met with an empty state.
+        """
+        assert self.core is not None
+        features = self.policy_torso(self._see(observation)).unflatten(0, ended.shape)
+        return self._both(self.core.sequence(features, state, ended).flatten(0, 1), mask)
+
+    def _both(self, features: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Parameters and values on top of the same features, where one layer does for both."""
+        both = (self.head.linear, self.value_head)
         weight, bias = torch.cat([layer.weight for layer in both]), torch.cat([layer.bias for layer in both])
-        raw = linear(self.policy_torso(self._see(observation)), weight, bias)
+        raw = linear(features, weight, bias)
         return self.head.params(raw[..., :-1], mask), raw[..., -1].float()
 
     def activations(self) -> int:
         """Numbers that one sample leaves behind on its way through: what an update has to keep."""
         counted = [self.head.linear.out_features, 1]
+        if self.group.stack > 1:  # what is seen is put together for the occasion
+            counted.append(self.group.seen.size)
+        if self.core is not None:
+            counted.append(self.core.activations())
         torsos = {id(torso): torso for torso in (self.policy_torso, self.value_torso)}.values()
         for torso in torsos:
             counted.append(_numbers(torso, self.moments.mean.shape))
@@ -64,11 +119,11 @@ class ActorCritic(nn.Module):
 
 
 def _numbers(torso: nn.Module, shape: tuple[int, ...]) -> int:
-    """Numbers that one sample leaves behind in a torso: two per output of a layer of an MLP."""
-    if isinstance(torso, MLP):
-        return sum(2 * layer.out_features for layer in torso.layers if isinstance(layer, nn.Linear))
-    counted = []
-    modules = [m for m in torso.modules() if not list(m.children())]
+    """Numbers that one sample leaves behind in a torso: two per output of a layer of an MLP, else one per output."""
+    mlps = [m for m in torso.modules() if isinstance(m, MLP)]  # these do not call their layers as modules
+    inside = {m for mlp in mlps for m in mlp.modules()}
+    counted = [2 * m.out_features for m in inside if isinstance(m, nn.Linear)]
+    modules = [m for m in torso.modules() if m not in inside and not list(m.children())]
     hooks = [m.register_forward_hook(lambda *given: counted.append(given[-1].numel())) for m in modules]
     with torch.no_grad():
         weight = next(torso.parameters(), torch.zeros(0))

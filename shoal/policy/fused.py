@@ -215,8 +215,10 @@ class FusedActor:
 
 
 def fits(policy: ActorCritic) -> bool:
-    """Whether the kernel can stand for a policy: two hidden layers, discrete actions, nothing too wide."""
+    """Whether the kernel can stand for a policy: two hidden layers, choices, no stack, no core, nothing too wide."""
     torso, head = policy.policy_torso, policy.head
+    if policy.group.stack > 1 or policy.core is not None:
+        return False
     if type(torso) is not MLP or not isinstance(head, CategoricalHead) or len(torso.layers) != 4:
         return False
     first, second = torso.layers[0], torso.layers[2]

@@ -1,4 +1,4 @@
-"""Heads: from features to a distribution over actions, for each of the three kinds of action space.
+"""Heads: from features to a distribution over actions, for each of the kinds of action space.
 
 A head turns noise into actions itself: the noise is drawn before, keyed by env and step, so that what an env does
 does not depend on the batch it is in. Parameters of a distribution are one tensor [batch, width].
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from shoal.core.spaces import Box, Discrete, MultiDiscrete, Space
+from shoal.core.spaces import Box, Discrete, Mixed, MultiDiscrete, Space
 from shoal.errors import ShoalError
 from shoal.policy.mlp import linear, orthogonal
 
@@ -20,6 +20,9 @@ MASKED = -1e9
 
 UNROLLED = 16
 """Up to this many choices cumulative sums are written out: a compiler fuses them, and they repeat bit for bit."""
+
+BELOW_ONE = 1.0 - 2.0**-24
+"""The largest float32 below 1."""
 
 
 class Head(nn.Module):
@@ -32,7 +35,7 @@ class Head(nn.Module):
 
     def params(self, raw: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         """Parameters of the distribution from what the linear layer gave."""
-        raise ShoalError("Head is the base of CategoricalHead and GaussianHead; use one of them.")
+        raise ShoalError("Head is the base of CategoricalHead, GaussianHead and MixedHead; use one of them.")
 
 
 class CategoricalHead(Head):
@@ -130,6 +133,68 @@ class GaussianHead(Head):
         return action.clamp(space.low, space.high)
 
 
+class MixedHead(Head):
+    """Choices and real numbers in one vector: the heads of the parts side by side, on top of one layer.
+
+    All noise is gaussian; for choices, the normal's cumulative distribution makes it uniform.
+    """
+
+    gaussian_noise = True
+
+    def __init__(self, features: int, space: Mixed, log_std: float):
+        super().__init__()
+        self.space = space
+        parts = [make_head(part, features, log_std) for part in space.parts]
+        self.raw_widths = [part.linear.out_features for part in parts]
+        self.param_widths = [
+            2 * n if part.gaussian_noise else n for part, n in zip(parts, self.raw_widths, strict=True)
+        ]
+        for part in parts:
+            del part.linear
+        self.parts = nn.ModuleList(parts)
+        self.noise_width = sum(space.widths)
+        self.linear = orthogonal(nn.Linear(features, sum(self.raw_widths)), 0.01)
+
+    def params(self, raw: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        pieces = zip(self.parts, raw.split(self.raw_widths, dim=-1), strict=True)
+        return torch.cat([part.params(piece) for part, piece in pieces], dim=-1)
+
+    def sample(self, params: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        actions, total = [], torch.zeros_like(noise[..., 0])
+        for part, piece, normal in zip(self.parts, self._split(params), self.space.split(noise), strict=True):
+            drawn = normal if part.gaussian_noise else torch.special.ndtr(normal).clamp(max=BELOW_ONE)
+            action, log_prob = part.sample(piece, drawn)
+            actions.append(action)
+            total = total + log_prob
+        return self._join(actions), total
+
+    def mode(self, params: torch.Tensor) -> torch.Tensor:
+        return self._join([part.mode(piece) for part, piece in zip(self.parts, self._split(params), strict=True)])
+
+    def log_prob_and_entropy(self, params: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        log_prob = entropy = torch.zeros_like(params[..., 0])
+        for part, piece, chosen in zip(self.parts, self._split(params), self._parted(action), strict=True):
+            more = part.log_prob_and_entropy(piece, chosen)
+            log_prob, entropy = log_prob + more[0], entropy + more[1]
+        return log_prob, entropy
+
+    def to_world(self, action: torch.Tensor) -> torch.Tensor:
+        return self._join([part.to_world(a) for part, a in zip(self.parts, self._parted(action), strict=True)])
+
+    def _split(self, params: torch.Tensor) -> list[torch.Tensor]:
+        return list(params.split(self.param_widths, dim=-1))
+
+    def _parted(self, action: torch.Tensor) -> list[torch.Tensor]:
+        """The actions of the parts, of their own shapes and types."""
+        pairs = zip(self.space.parts, self.space.split(action), strict=True)
+        return [piece.view(*piece.shape[:-1], *part.shape).to(part.dtype) for part, piece in pairs]
+
+    def _join(self, actions: list[torch.Tensor]) -> torch.Tensor:
+        pairs = zip(self.space.parts, actions, strict=True)
+        flat = [a.flatten(-len(part.shape)) if part.shape else a.unsqueeze(-1) for part, a in pairs]
+        return torch.cat([a.float() for a in flat], dim=-1)
+
+
 def _at(log_probs: torch.Tensor, choice: torch.Tensor) -> torch.Tensor:
     """The entry of each row at its choice [..., 1]."""
     if not log_probs.is_cuda:
@@ -161,4 +226,6 @@ def make_head(space: Space, features: int, log_std: float) -> Any:
         return CategoricalHead(features, (space.n,), flat=True)
     if isinstance(space, MultiDiscrete):
         return CategoricalHead(features, space.nvec, flat=False)
+    if isinstance(space, Mixed):
+        return MixedHead(features, space, log_std)
     return GaussianHead(features, space, log_std)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,8 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "el
 
 Torso = Callable[[tuple[int, ...]], nn.Module]
 """Makes a torso for the shape of one observation."""
+
+Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
 
 class MLP(nn.Module):
@@ -29,7 +31,7 @@ class MLP(nn.Module):
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         x = observation.flatten(1)
         for layer, activation in zip(self.layers[::2], self.layers[1::2], strict=True):
-            if isinstance(activation, nn.ReLU) and _on_tensor_cores(x):
+            if isinstance(activation, nn.ReLU) and on_tensor_cores(x):
                 operands = _padded(x, layer.weight, layer.bias)
                 has_ones = operands[0].shape[1] > layer.in_features
                 x = _LinearReLU.apply(*operands, has_ones)[..., : layer.out_features]
@@ -40,12 +42,13 @@ class MLP(nn.Module):
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """A linear layer; for tensor cores, which want multiples of eight, sizes are padded with zeros."""
-    if not _on_tensor_cores(x):
+    if not on_tensor_cores(x):
         return F.linear(x, weight, bias)
     return F.linear(*_padded(x, weight, bias))[..., : weight.shape[0]]
 
 
-def _on_tensor_cores(x: torch.Tensor) -> bool:
+def on_tensor_cores(x: torch.Tensor) -> bool:
+    """Whether products of x are made in bf16 on a GPU."""
     return x.is_cuda and torch.is_autocast_enabled("cuda")
 
 
@@ -82,7 +85,7 @@ class _LinearReLU(torch.autograd.Function):
         return for_x, for_weight, for_weight[:, -1] if ctx.has_ones else inner.sum(dim=0), None
 
 
-def orthogonal(layer: nn.Linear, gain: float) -> nn.Linear:
+def orthogonal(layer: Layer, gain: float) -> Layer:
     """Orthogonal weights of a given gain and zero bias (Saxe et al. 2014; the usual start for policy gradients)."""
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)

@@ -17,7 +17,7 @@ from shoal.core.graph import WARM_UP_CALLS, Graphed
 from shoal.core.kernels import Whole
 from shoal.core.launch import Plan, bind, cpu_threads
 from shoal.core.random import philox, unit_float, vec4u
-from shoal.core.spaces import Box, Discrete
+from shoal.core.spaces import Box, Discrete, Mixed
 from shoal.core.world import World
 from shoal.run.config import Job
 from shoal.run.progress import si
@@ -85,14 +85,23 @@ def random_floats(
 def random_actions(world: World, steps: int = STEPS_PER_CALL) -> tuple[dict[str, torch.Tensor], Callable[[], None]]:
     """So many rows of actions for every group (a multiple of eight), and a function that draws them anew."""
     counter = torch.zeros(1, dtype=torch.int32, device=world.device)
-    actions, plans = {}, []
+    actions, plans, whole_numbers = {}, [], []
     for group in world.groups:
         space = group.action
         shape = (steps, world.num_envs, group.agents, *space.shape)
         actions[group.name] = torch.zeros(shape, dtype=space.dtype, device=world.device)
         if isinstance(space, Box):
-            low, high = (space.low, space.high) if space.bounded else (-1.0, 1.0)
-            parts = [(random_floats, "abcd", dict(low=low, high=high), actions[group.name].flatten(1))]
+            parts = [(random_floats, "abcd", _range(space), actions[group.name].flatten(1))]
+        elif isinstance(space, Mixed):
+            parts = []
+            for part, columns in zip(space.parts, space.split(actions[group.name]), strict=True):
+                for i, column in enumerate(columns.unbind(-1)):
+                    if isinstance(part, Box):
+                        limits = _range(part)
+                    else:
+                        limits = dict(low=0.0, high=float(part.n if isinstance(part, Discrete) else part.nvec[i]))
+                        whole_numbers.append(column)
+                    parts.append((random_floats, "abcd", limits, column.flatten(1)))
         else:
             nvec = (space.n,) if isinstance(space, Discrete) else space.nvec
             columns = actions[group.name].view(steps, -1, len(nvec)).unbind(2)
@@ -107,10 +116,17 @@ def random_actions(world: World, steps: int = STEPS_PER_CALL) -> tuple[dict[str,
     def draw() -> None:
         for whole in joined:
             whole()
+        for column in whole_numbers:
+            column.floor_()
         counter.add_(1)
 
     joined = [Plan.joined(list(same)) for _, same in groupby(plans, key=lambda plan: plan.num_envs)]
     return actions, draw
+
+
+def _range(space: Box) -> dict[str, float]:
+    """Bounds for random numbers of a Box."""
+    return dict(low=space.low, high=space.high) if space.bounded else dict(low=-1.0, high=1.0)
 
 
 def measure(call: Callable[[], None], device: torch.device, seconds: float) -> float:

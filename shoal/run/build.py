@@ -1,30 +1,39 @@
 """From a job to the things it names: the wrapped world and the policies."""
 
+from typing import Literal
+
 import torch
 
-from shoal.core.world import World
+from shoal.core.world import Group, World
 from shoal.core.wrappers import ActionRepeat, FrameStack, KeepAs, TimeLimit
-from shoal.errors import ShoalError
-from shoal.policy import ActorCritic, Torso, mlp_torso
+from shoal.policy import ActorCritic, Torso, choose_torso, core_maker
 from shoal.run.config import Job
 from shoal.worlds import load_object, world_class
 
 
-def make_world(job: Job, num_envs: int | None = None) -> World:
-    """The world of a job in its wrappers, with as many envs as the job says or as asked for."""
-    count = num_envs or job.train.num_envs
-    world = wrapped(job, world_class(job.world)(count, job.train.device, job.world_config))
+def make_world(
+    job: Job, num_envs: int | None = None, purpose: Literal["training", "playing", "shown"] = "training"
+) -> World:
+    """The world of a job in its wrappers, with as many envs as the job says or as asked for.
+
+    Some worlds are set up differently for evaluation (`playing`) and for recordings (`shown`).
+    """
+    cls, config = world_class(job.world), job.world_config
+    if purpose != "training":
+        config = getattr(cls, purpose)(config)
+    seen_to = {name: getattr(job.train, name) for name in cls.inside}
+    world = wrapped(job, cls(num_envs or job.train.num_envs, job.train.device, config, **seen_to))
     kept = getattr(torch, job.train.observation_type)
-    return world if kept == torch.float32 else KeepAs(world, kept)
+    return world if kept == torch.float32 or "observation_type" in world.inside else KeepAs(world, kept)
 
 
 def wrapped(job: Job, world: World) -> World:
     """A world in the wrappers that a job names."""
-    if job.train.time_limit is not None:
+    if job.train.time_limit is not None and "time_limit" not in world.inside:
         world = TimeLimit(world, job.train.time_limit)
-    if job.train.action_repeat > 1:
+    if job.train.action_repeat > 1 and "action_repeat" not in world.inside:
         world = ActionRepeat(world, job.train.action_repeat)
-    if job.train.frame_stack > 1:
+    if job.train.frame_stack > 1 and "frame_stack" not in world.inside:
         world = FrameStack(world, job.train.frame_stack)
     return world
 
@@ -37,7 +46,14 @@ def make_policies(job: Job, world: World) -> dict[str, ActorCritic]:
         own = job.for_policy(name)
         config = own.train
         group = world.group(groups[0].name)
-        policy = ActorCritic(group, make_torso(own), config.shared, config.normalise_observation, config.log_std)
+        policy = ActorCritic(
+            group,
+            make_torso(own, group),
+            config.shared,
+            config.normalise_observation,
+            config.log_std,
+            core_maker(config.core, config.core_size),
+        )
         policies[name] = policy.to(world.device)
     return policies
 
@@ -47,10 +63,8 @@ def by_group(job: Job, policies: dict[str, ActorCritic]) -> dict[str, ActorCriti
     return {g.name: policies[job.policy_of(g.name)] for g in job.groups}
 
 
-def make_torso(job: Job) -> Torso:
-    """The MLP, or the user's own network."""
-    if job.train.policy == "mlp":
-        return mlp_torso(job.train.hidden, job.train.activation)
-    if ":" not in job.train.policy:
-        raise ShoalError(f"--policy must be mlp or FILE.py:NAME, got {job.train.policy!r}.")
-    return load_object(job.train.policy, "policy")
+def make_torso(job: Job, group: Group) -> Torso:
+    """The torso that `--policy` names for a group, or the user's own network."""
+    if ":" in job.train.policy:
+        return load_object(job.train.policy, "policy")
+    return choose_torso(job.train.policy, group, job.train.hidden, job.train.activation)

@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from shoal.core.spaces import Box, Discrete
+from shoal.core.spaces import Box, Discrete, Mixed, MultiDiscrete
 from shoal.core.world import Group, Outputs, World
 from shoal.errors import ShoalError
 
@@ -98,7 +98,7 @@ def told(error: Exception, cls: type) -> str:
 
 def draw(world: World, generator: torch.Generator) -> Arrays:
     """Noise for the actions of one step, by group: on the CPU, so that it is the same for every device."""
-    shapes = {g: g.action.shape if isinstance(g.action, Box) else (g.choices,) for g in world.groups}
+    shapes = {g: (g.choices,) if g.choices else g.action.shape for g in world.groups}
     return {g.name: torch.rand(world.num_envs, g.agents, *shape, generator=generator) for g, shape in shapes.items()}
 
 
@@ -108,14 +108,28 @@ def to_actions(world: World, noise: Arrays, outputs: Outputs) -> Arrays:
     for g in world.groups:
         mask = outputs.groups[g.name].action_mask
         if isinstance(g.action, Box):
-            low = g.action.low if math.isfinite(g.action.low) else min(-1.0, g.action.high - 2.0)
-            high = g.action.high if math.isfinite(g.action.high) else max(1.0, low + 2.0)
-            actions[g.name] = (low + (high - low) * (1.2 * noise[g.name] - 0.1)).clamp(low, high)
+            actions[g.name] = _numbers(g.action, noise[g.name])
+        elif isinstance(g.action, Mixed):
+            parts = zip(g.action.parts, g.action.split(noise[g.name]), strict=True)
+            actions[g.name] = torch.cat([_mixed(part, drawn) for part, drawn in parts], dim=-1)
         else:
             scores = noise[g.name] if mask is None else noise[g.name] + mask.cpu()
             parts = [part.argmax(-1) for part in scores.split(choices(g), dim=-1)]
             actions[g.name] = (parts[0] if isinstance(g.action, Discrete) else torch.stack(parts, -1)).int()
     return actions
+
+
+def _numbers(space: Box, noise: torch.Tensor) -> torch.Tensor:
+    low = space.low if math.isfinite(space.low) else min(-1.0, space.high - 2.0)
+    high = space.high if math.isfinite(space.high) else max(1.0, low + 2.0)
+    return (low + (high - low) * (1.2 * noise - 0.1)).clamp(low, high)
+
+
+def _mixed(part: Discrete | MultiDiscrete | Box, noise: torch.Tensor) -> torch.Tensor:
+    """One part of a Mixed action: choices are whole numbers, from one number of noise each."""
+    if isinstance(part, Box):
+        return _numbers(part, noise)
+    return (noise * torch.tensor([part.n] if isinstance(part, Discrete) else part.nvec)).floor()
 
 
 def take(world: World, actions: Arrays, rows: slice = slice(None)) -> None:

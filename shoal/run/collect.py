@@ -9,7 +9,7 @@ from shoal.core.kernels import Whole
 from shoal.core.launch import Plan, bind
 from shoal.core.random import ACTION_STREAM, philox, unit_float, unit_normal, vec4u
 from shoal.core.world import Group, GroupOutputs, Outputs, World
-from shoal.learn.rollout import CARRIED, allocate
+from shoal.learn.rollout import allocate, stacked
 from shoal.policy import ActorCritic
 
 if TYPE_CHECKING:
@@ -100,26 +100,40 @@ def take_slot(
 def keep_words(
     env: int,
     agent: int,
+    stack: int,
     terminated: wp.array[wp.bool],
     truncated: wp.array[wp.bool],
+    age: wp.array[int],
+    earlier: wp.array4d[int],
     final: wp.array3d[int],
     used: wp.array[int],
     used_next: wp.array[int],
     kept: wp.array4d[int],
 ):
-    """Put what an agent of an env that was cut off in this step saw last into the env's next free slot."""
+    """Put what an agent of an env that was cut off in this step saw last into the env's next free slot.
+
+    What it saw are the observations before, as far back as its age, and the final one.
+    """
     slot = take_slot(env, agent, kept.shape[1], terminated, truncated, used, used_next)
     if slot >= 0:
-        for i in range(final.shape[2]):
-            kept[env, slot, agent, i] = final[env, agent, i]
+        size = final.shape[2]
+        for back in range(1, stack):
+            row = earlier.shape[1] - wp.min(back, age[env] + 1)
+            for i in range(size):
+                kept[env, slot, agent, (stack - 1 - back) * size + i] = earlier[env, row, agent, i]
+        for i in range(size):
+            kept[env, slot, agent, (stack - 1) * size + i] = final[env, agent, i]
 
 
 @wp.func
 def keep_bytes(
     env: int,
     agent: int,
+    stack: int,
     terminated: wp.array[wp.bool],
     truncated: wp.array[wp.bool],
+    age: wp.array[int],
+    earlier: wp.array4d[wp.uint8],
     final: wp.array3d[wp.uint8],
     used: wp.array[int],
     used_next: wp.array[int],
@@ -128,8 +142,13 @@ def keep_bytes(
     """The same for what is no multiple of four bytes long."""
     slot = take_slot(env, agent, kept.shape[1], terminated, truncated, used, used_next)
     if slot >= 0:
-        for i in range(final.shape[2]):
-            kept[env, slot, agent, i] = final[env, agent, i]
+        size = final.shape[2]
+        for back in range(1, stack):
+            row = earlier.shape[1] - wp.min(back, age[env] + 1)
+            for i in range(size):
+                kept[env, slot, agent, (stack - 1 - back) * size + i] = earlier[env, row, agent, i]
+        for i in range(size):
+            kept[env, slot, agent, (stack - 1) * size + i] = final[env, agent, i]
 
 
 Teams = dict[str, list[Group]]
@@ -154,13 +173,16 @@ class Collector:
         teams = teams or {g.name: [g] for g in world.groups}
         device, envs = world.device, world.num_envs
         room = truncations(world.time_limit, steps)
-        self.rollouts = {name: allocate(groups, steps, envs, room, device) for name, groups in teams.items()}
+        self.rollouts = {
+            name: allocate(groups, steps, envs, room, device, policies[name].state_size)
+            for name, groups in teams.items()
+        }
         self.counter = torch.zeros(1, dtype=torch.int32, device=device)
         """Rollouts made so far."""
         self._slots = {name: _slots(groups) for name, groups in teams.items()}
         # Slots used so far: a step reads one row and writes the other, so that agents need not wait for one another.
         self._used = {name: torch.zeros(2, envs, dtype=torch.int32, device=device) for name in teams}
-        self._final = {name: torch.zeros_like(r.observation[0]) for name, r in self.rollouts.items()}
+        self._final = {name: torch.zeros_like(r.observation[-1]) for name, r in self.rollouts.items()}
         self._final_alive = {n: torch.ones_like(r.alive[0]) for n, r in self.rollouts.items() if r.alive is not None}
         actors = {name: (policies[name], sum(g.agents for g in groups)) for name, groups in teams.items()}
         self._noise, self._plans = action_noise(world, actors, steps, seed, self.counter, first_env)
@@ -174,7 +196,7 @@ class Collector:
         for other in others:  # episodes end for all groups at once
             other.terminated, other.truncated = first.terminated, first.truncated
         self._rows = [self._row(t) for t in range(steps)]
-        self._keep = [[plan for name in self.rollouts for plan in self._keep_plans(name, t)] for t in range(steps)]
+        self._keep = self._keep_all()
         self._act = torch.compile(self._act_eager, dynamic=False) if compiled else self._act_eager
         self._fused = self._fuse() if compiled and bf16 and device.type == "cuda" else {}
         for name, policy in policies.items():
@@ -188,31 +210,28 @@ class Collector:
         rollouts = sum(r.nbytes for r in self.rollouts.values()) - shared
         return rollouts + sum(t.nbytes for t in [*own, *self._world_action.values()])
 
+    def remarks(self) -> list[str]:
+        """What people should know of how experience is made."""
+        return []
+
     def start(self, seed: int, first_env: int = 0) -> None:
         """Reset the world and put its first observations where the first rollout begins."""
         self.world.reset(seed, first_env)
         self.show_current()
 
     def show_current(self) -> None:
-        """Copy the world's present outputs to the last row, from where the next rollout takes them."""
+        """Copy the world's present outputs to the last row, from where the next rollout takes them as first ones."""
         for name, slots in self._slots.items():
+            self.rollouts[name].begin()
             for group, place in slots.items():
                 out = self.world.outputs.groups[group]
-                for item in CARRIED:
-                    if getattr(out, item) is not None:
-                        getattr(self.rollouts[name], item)[-1][:, place].copy_(getattr(out, item))
+                for item, row in self.rollouts[name].carried().items():
+                    if getattr(out, item, None) is not None:
+                        row[:, place].copy_(getattr(out, item))
 
     def collect(self) -> None:
         """Make one rollout. Recorded as a graph on a GPU: no allocation, nothing read on the host."""
-        for plan in self._plans:
-            plan()
-        for used in self._used.values():
-            used.zero_()
-        for rollout in self.rollouts.values():
-            for item in CARRIED:
-                rows = getattr(rollout, item)
-                if rows is not None:
-                    rows[0].copy_(rows[-1])
+        self._begin()
         for t in range(self.steps):
             actions = {}
             for name, slots in self._slots.items():
@@ -221,7 +240,18 @@ class Collector:
             self.world.step(actions, into=self._rows[t])
             for plan in self._keep[t]:
                 plan()
+            for rollout in self.rollouts.values():
+                rollout.settle(t)
         self.counter.add_(1)
+
+    def _begin(self) -> None:
+        """Fresh noise, free slots, and in row 0 what the last rollout ended with."""
+        for plan in self._plans:
+            plan()
+        for used in self._used.values():
+            used.zero_()
+        for rollout in self.rollouts.values():
+            rollout.carry_over()
 
     def _fuse(self) -> dict[str, "FusedActor"]:
         """One kernel each for the policies that allow it."""
@@ -242,7 +272,8 @@ class Collector:
         with torch.no_grad():
             self._act(
                 self.policies[name],
-                rollout.observation[t],
+                *rollout.window(t),
+                None if rollout.state is None else rollout.state[-1],
                 mask,
                 self._noise[name][t],
                 rollout.action[t],
@@ -252,10 +283,16 @@ class Collector:
             )
         return rollout.action[t] if world_action is None else world_action
 
-    def _act_eager(self, policy, observation, mask, noise, action_out, log_prob_out, value_out, world_out) -> None:
-        seen, mask = observation.flatten(0, 1), None if mask is None else mask.flatten(0, 1)
+    def _act_eager(
+        self, policy, observation, age, state, mask, noise, action_out, log_prob_out, value_out, world_out
+    ) -> None:
+        seen, mask = stacked(observation, age), None if mask is None else mask.flatten(0, 1)
         with torch.autocast(noise.device.type, dtype=torch.bfloat16, enabled=self.bf16, cache_enabled=False):
-            if value_out is None:
+            if state is not None:
+                params, value, after = policy.step(seen, state.flatten(0, 1), mask)
+                value_out.copy_(value.view_as(value_out))
+                state.copy_(after.view_as(state))
+            elif value_out is None:
                 params = policy.distribution(seen, mask)
             else:  # on top of one torso, the value costs next to nothing
                 params, value = policy.distribution_and_value(seen, mask)
@@ -274,7 +311,7 @@ class Collector:
             for group, place in slots.items():
                 kind = self.world.group(group)
                 groups[group] = GroupOutputs(
-                    observation=r.observation[t + 1][:, place],
+                    observation=r.observation[t + r.stack][:, place],
                     reward=r.reward[t][:, place],
                     final_observation=self._final[name][:, place],
                     alive=r.alive[t + 1][:, place] if r.alive is not None and kind.leaves else None,
@@ -285,23 +322,35 @@ class Collector:
         flags = next(iter(self.rollouts.values()))
         return Outputs(flags.terminated[t], flags.truncated[t], groups)
 
+    def _keep_all(self) -> list[list[Plan]]:
+        """For every step, what keeps the final observations of episodes that it cut off."""
+        return [[plan for name in self.rollouts for plan in self._keep_plans(name, t)] for t in range(self.steps)]
+
     def _keep_plans(self, name: str, t: int) -> list[Plan]:
         r = self.rollouts[name]
         pairs = [(self._final[name], r.final_observation)]
         if r.final_alive is not None:
             pairs.append((self._final_alive[name], r.final_alive))
+        if r.state is not None and r.final_state is not None:
+            pairs.append((r.state[-1], r.final_state))
         return [self._keep_plan(name, t, final, kept) for final, kept in pairs]
 
     def _keep_plan(self, name: str, t: int, final: torch.Tensor, kept: torch.Tensor) -> Plan:
         r, used = self.rollouts[name], self._used[name]
-        final = final.flatten(1).unflatten(1, (r.reward.shape[2], -1)).view(torch.uint8)
-        kept = kept.flatten(2).unflatten(2, (r.reward.shape[2], -1)).view(torch.uint8)
-        words = final.shape[2] % 4 == 0
-        if words:
-            final, kept = final.view(torch.int32), kept.view(torch.int32)
+        stack = r.stack if final is self._final[name] else 1
+        # A single one looks at nothing earlier, but the kernel wants to be given something.
+        earlier = r.observation[t + 1 : t + stack] if stack > 1 else final.unsqueeze(0)
+        words = final[0, 0].nbytes % 4 == 0
+        final, earlier, kept = (
+            tensor.flatten(start).unflatten(start, (r.reward.shape[2], -1)).view(torch.int32 if words else torch.uint8)
+            for tensor, start in ((final, 1), (earlier, 2), (kept, 2))
+        )
         arguments = dict(
+            stack=stack,
             terminated=r.terminated[t],
             truncated=r.truncated[t],
+            age=used[0] if r.age is None else r.age[t],
+            earlier=earlier.transpose(0, 1),
             final=final,
             used=used[t % 2],
             used_next=used[(t + 1) % 2],

@@ -95,14 +95,19 @@ class TrainConfig:
     """Folder of this run (default: a new one under runs/)."""
     deterministic: bool = False
     """Make torch refuse operations that do not repeat bit for bit."""
-    policy: str = "mlp"
-    """Torso: mlp, or your own nn.Module as my_file.py:Net, built as Net(observation_shape)."""
+    policy: str = "auto"
+    """Torso: mlp, nature (CNN), impala (ResNet), auto (nature for images, else mlp), or your own nn.Module as
+    my_file.py:Net, built as Net(observation_shape)."""
     hidden: tuple[int, ...] = (64, 64)
     """Widths of the MLP's layers."""
     activation: Literal["tanh", "relu", "elu", "silu"] = "tanh"
     """Activation of the MLP."""
     shared: bool = False
     """Let policy and value share one torso."""
+    core: Literal["none", "lstm", "gru"] = "none"
+    """Memory of an episode between torso and heads; policy and value then share one torso."""
+    core_size: int = 256
+    """Width of the core."""
     log_std: float = 0.0
     """Logarithm of the first spread of Box actions, in halves of their range."""
     normalise_observation: bool = False
@@ -151,6 +156,8 @@ class TrainConfig:
             raise ShoalError(f"--eval-episodes must not be negative, got {self.eval_episodes}.")
         if self.checkpoint_every is not None and self.checkpoint_every < 1:
             raise ShoalError(f"--checkpoint-every must be at least 1, got {self.checkpoint_every}.")
+        if self.core_size < 1:
+            raise ShoalError(f"--core-size must be at least 1, got {self.core_size}.")
         if any(width < 1 for width in self.hidden):
             raise ShoalError(f"--hidden must hold positive widths, got {self.hidden}.")
 
@@ -163,7 +170,16 @@ class TrainConfig:
         return -(-self.total_steps // self.steps_per_iteration)
 
 
-POLICY_SETTINGS = ("policy", "hidden", "activation", "shared", "log_std", "normalise_observation")
+POLICY_SETTINGS = (
+    "policy",
+    "hidden",
+    "activation",
+    "shared",
+    "core",
+    "core_size",
+    "log_std",
+    "normalise_observation",
+)
 """Settings of a run that make a policy; like the learner's, they can differ between groups."""
 
 ONE_POLICY = "all"
@@ -209,7 +225,9 @@ class Job:
         """Refuse rollouts of a size that a learner cannot use."""
         for name, groups in self.teams().items():
             agents = sum(group.agents for group in groups)
-            self.for_policy(name).learn.check_samples(self.train.steps_per_iteration * agents)
+            own = self.for_policy(name)
+            sequences = None if own.train.core == "none" else self.train.num_envs * agents
+            own.learn.check_samples(self.train.steps_per_iteration * agents, sequences)
 
     def to_json(self) -> str:
         parts = {"world": self.world, "train": asdict(self.train), "learn": asdict(self.learn)}

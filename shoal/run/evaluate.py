@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 
 import torch
 
 from shoal.core.world import Group, World
 from shoal.errors import ShoalError
+from shoal.learn.rollout import grow, stacked
 from shoal.policy import ActorCritic, mlp_torso
 from shoal.run.build import make_world
 from shoal.run.collect import action_noise
@@ -81,6 +83,16 @@ class Player:
         }
         self.noise, self.plans = action_noise(world, actors, 1, seed, self.counter)
         world.reset(seed)
+        self._stack = max(g.stack for g in world.groups)
+        self._age = torch.zeros(1, world.num_envs, dtype=torch.int32, device=world.device)
+        shown = {g.name: world.outputs.groups[g.name].observation for g in world.groups}
+        self._window = {g.name: torch.stack([shown[g.name]] * g.stack) for g in world.groups}
+        """By group, the observations that are seen at once, the newest last."""
+        self._state = {
+            g.name: torch.zeros(world.num_envs, g.agents, policies[g.name].state_size, device=world.device)
+            for g in world.groups
+            if policies[g.name].state_size
+        }
 
     @torch.no_grad()
     def step(self) -> None:
@@ -92,14 +104,25 @@ class Player:
         for g in self.world.groups:
             out, policy = self.world.outputs.groups[g.name], self.policies[g.name]
             mask = None if out.action_mask is None else out.action_mask.flatten(0, 1)
-            params = policy.distribution(out.observation.flatten(0, 1), mask)
+            seen, state = stacked(self._window[g.name], self._age if g.stack > 1 else None), self._state.get(g.name)
+            if state is None:
+                params = policy.distribution(seen, mask)
+            else:
+                params, _, after = policy.step(seen, state.flatten(0, 1), mask)
+                state.copy_(after.view_as(state))
             if g.name in self.noise:
                 action, _ = policy.head.sample(params, self.noise[g.name][0])
             else:
                 action = policy.head.mode(params)
             shape = (self.world.num_envs, g.agents, *g.action.shape)
             actions[g.name] = policy.head.to_world(action).view(shape)
-        self.world.step(actions)
+        out = self.world.step(actions)
+        ended = out.terminated | out.truncated
+        grow(self._age, ended, self._stack, out=self._age)
+        for state in self._state.values():
+            state.masked_fill_(ended.view(-1, 1, 1), 0.0)
+        for name, window in self._window.items():
+            window.copy_(torch.cat([window[1:], out.groups[name].observation.unsqueeze(0)]))
 
 
 def evaluate(
@@ -117,26 +140,26 @@ def evaluate(
     """
     if episodes < 1:
         raise ShoalError(f"--episodes must be at least 1, got {episodes}.")
-    world = make_world(job, episodes)
-    player = Player(world, policies, EVALUATION_SEED + (job.train.seed if seed is None else seed), sample)
-    finished = torch.zeros(episodes, dtype=torch.bool, device=world.device)
-    last = world.last_episode()
-    totals = [torch.zeros(episodes, device=world.device) for _ in (*last.returns, *last.reports, "length")]
-    for step in range(LONGEST):
-        player.step()
-        out = world.outputs
-        now = (out.terminated | out.truncated) & ~finished
+    with closing(make_world(job, episodes, "playing")) as world:
+        player = Player(world, policies, EVALUATION_SEED + (job.train.seed if seed is None else seed), sample)
+        finished = torch.zeros(episodes, dtype=torch.bool, device=world.device)
         last = world.last_episode()
-        found = (*last.returns.values(), *last.reports.values(), last.length.float())
-        for value, total in zip(found, totals, strict=True):
-            torch.where(now, value, total, out=total)
-        finished |= now
-        if step % 25 == 24 and (bool(finished.all()) or stop()):  # sync: evaluation may wait
-            break
-    else:
-        raise ShoalError(
-            f"{job.world}: some episodes were still running after {LONGEST} steps; give it a --time-limit."
-        )
+        totals = [torch.zeros(episodes, device=world.device) for _ in (*last.returns, *last.reports, "length")]
+        for step in range(LONGEST):
+            player.step()
+            out = world.outputs
+            now = (out.terminated | out.truncated) & ~finished
+            last = world.last_episode()
+            found = (*last.returns.values(), *last.reports.values(), last.length.float())
+            for value, total in zip(found, totals, strict=True):
+                torch.where(now, value, total, out=total)
+            finished |= now
+            if step % 25 == 24 and (bool(finished.all()) or stop()):  # sync: evaluation may wait
+                break
+        else:
+            raise ShoalError(
+                f"{job.world}: some episodes were still running after {LONGEST} steps; give it a --time-limit."
+            )
     length = float(totals.pop().mean())
     scores = [_score(total, length) for total in totals]
     count = len(last.returns)

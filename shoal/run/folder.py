@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import platform
+import re
 import shutil
 import sys
 import time
@@ -32,7 +33,7 @@ class RunFolder:
         """A new folder for a job, locked; refuses one that already holds a run."""
         path = job.train.run_dir
         if path is None:
-            world = job.world.rpartition(":")[2].lower() if ":" in job.world else job.world
+            world = re.sub(r"[^\w.-]+", "-", job.world.rpartition(":")[2].lower())
             stamp = time.strftime("%Y%m%d-%H%M%S")
             path = Path("runs") / f"{world}__{job.train.algo}__s{job.train.seed}__{stamp}"
             number = 1

@@ -114,8 +114,8 @@ def same_group(job: Job, name: str, path: Path) -> str:
 def _require_same_spaces(job: Job) -> None:
     first, *others = job.groups
     for g in others:
-        if (g.observation, g.action) != (first.observation, first.action):
+        if (g.observation, g.stack, g.action) != (first.observation, first.stack, first.action):
             raise ShoalError(
-                f"--one-policy needs groups with the same spaces, but {first.name} has {first.observation} and "
-                f"{first.action}, {g.name} has {g.observation} and {g.action}."
+                f"--one-policy needs groups with the same spaces, but {first.name} has {first.stack} x "
+                f"{first.observation} and {first.action}, {g.name} has {g.stack} x {g.observation} and {g.action}."
             )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from shoal.core.world import World
-from shoal.core.wrappers import Wrapper
+from shoal.core.wrappers import FrameStack, Wrapper
 from shoal.errors import ShoalError
 from shoal.learn.policy_gradient import ACTIVATION_MEMORY, BYTES_PER_ACTIVATION
 from shoal.learn.rollout import allocate
@@ -82,15 +82,18 @@ def estimate(job: Job, free: int | None = None) -> Estimate:
     for name, groups in job.teams().items():
         inside = [world.group(g.name) for g in groups]
         agents = sum(g.agents for g in inside)
-        memory = allocate(inside, steps, COUNTED, kept, torch.device("meta"))
+        memory = allocate(inside, steps, COUNTED, kept, torch.device("meta"), policies[name].state_size)
         rollout += memory.nbytes // COUNTED + steps * agents * 4 * policies[name].head.noise_width
-        rollout += memory.observation[0].nbytes // COUNTED  # what an agent saw last, before it is put in its place
+        # How episodes end, before it is put in its place; how many places are taken; actions as the world wants them.
+        rollout += (memory.observation[-1].nbytes + (0 if memory.alive is None else memory.alive[-1].nbytes)) // COUNTED
+        rollout += 2 * 4 + (memory.action[0].nbytes // COUNTED if policies[name].head.gaussian_noise else 0)
         learn = job.for_policy(name).learn
         numbers = _activations(policies[name])
         if name not in job.train.freeze:
-            # Advantages and targets; weights of samples where agents leave; the order of PPO's samples.
-            per_step = 2 + (memory.alive is not None or memory.acting is not None) + hasattr(learn, "minibatches")
-            rollout += 4 * agents * (steps * per_step + kept + 1)
+            # Advantages and targets; weights of samples where agents leave; the order of PPO's samples or sequences.
+            per_step = 2 + (memory.alive is not None or memory.acting is not None)
+            ordered = (1 if policies[name].state_size else steps) if hasattr(learn, "minibatches") else 0
+            rollout += 4 * agents * (steps * per_step + ordered + kept + 1)
             bytes_each = BYTES_PER_ACTIVATION * numbers
             update = max(update, bytes_each * agents * steps // getattr(learn, "minibatches", 1))
             update_limit = max(
@@ -114,6 +117,8 @@ def _state(world: World) -> int:
     """Bytes per env of a world and of the outputs that each wrapper around it keeps."""
     if not isinstance(world, Wrapper):
         return world.bytes_per_env
+    if isinstance(world, FrameStack):  # keeps nothing
+        return _state(world.world)
     shown = 2
     for g in world.groups:
         shown += g.agents * (2 * g.observation.size * g.observation.dtype.itemsize + 4 + g.choices + 3)

@@ -38,6 +38,8 @@ class Stopped(Exception):
 class SaveFailed(ShoalError):
     """The last checkpoint could not be written."""
 
+    exit_code = 1
+
 
 class Run:
     """A finished or interrupted run: its folder, its job and the policy of every group."""
@@ -173,6 +175,8 @@ class _Session:
             raise out_of_memory(job) from None
         if checkpoint is None:
             _load_others(job, self.trainer.policies)
+        for remark in self.trainer.collector.remarks():
+            self.progress.say(remark)
         self.progress.say(f"ready after {time.monotonic() - start:.1f} s")
         if checkpoint is not None:
             own = self.trainer.state_dict()
@@ -202,6 +206,7 @@ class _Session:
                 signal.signal(number, handler)
             self.writer.close()
             self.progress.close()
+            self.trainer.world.close()
         if self.signal is not None:
             raise Stopped(self.signal, self.folder.path)
         return Run(self.folder, self.job, by_group(self.job, self.trainer.policies))

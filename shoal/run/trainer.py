@@ -7,11 +7,12 @@ import torch
 
 from shoal.core.graph import Graphed
 from shoal.errors import ShoalError
+from shoal.host.world import HostWorld
 from shoal.learn import LEARNERS, PolicyGradient
-from shoal.learn.rollout import CARRIED
 from shoal.run.build import make_policies, make_world
 from shoal.run.collect import Collector
 from shoal.run.config import Job
+from shoal.run.schedule import HostCollector
 
 
 class Trainer:
@@ -25,8 +26,11 @@ class Trainer:
         self.world = make_world(job)
         self.policies = make_policies(job, self.world)
         teams = {name: [self.world.group(g.name) for g in groups] for name, groups in job.teams().items()}
-        self.collector = Collector(
-            self.world, self.policies, config.rollout, config.seed, teams, compiled=compiled, bf16=bf16
+        collector, more = Collector, {}
+        if isinstance(self.world, HostWorld):
+            collector, more = HostCollector, dict(graph=config.graph)
+        self.collector = collector(
+            self.world, self.policies, config.rollout, config.seed, teams, compiled=compiled, bf16=bf16, **more
         )
         learner = LEARNERS[config.algo][1]
         self.learners: dict[str, PolicyGradient] = {
@@ -37,7 +41,7 @@ class Trainer:
             if name not in config.freeze
         }
         self.iteration = 0
-        self._collect = Graphed(self.collector.collect, self.world.device, config.graph)
+        self._collect = Graphed(self.collector.collect, self.world.device, config.graph and self.world.on_device)
         self._learn = Graphed(self._update, self.world.device, config.graph)
         self._episodes_read = 0.0
         self._returns_read: dict[str, float] = {g.name: 0.0 for g in self.world.groups}
@@ -122,6 +126,8 @@ class Trainer:
         rollout = self.collector.rollouts[name]
         for field in ("observation", "reward", "final_observation"):
             tensor = getattr(rollout, field)
+            if field == "observation":  # not those from before the rollout
+                tensor = tensor[rollout.stack - 1 :]
             bad = ~torch.isfinite(tensor.float())
             if bool(bad.any()):
                 t, env, agent = (int(i) for i in bad.nonzero()[0][:3])
@@ -147,9 +153,7 @@ class Trainer:
         state["collector.counter"] = self.collector.counter
         for name, rollout in self.collector.rollouts.items():
             state[f"collector.{name}.version"] = rollout.version
-            for item in CARRIED:
-                if getattr(rollout, item) is not None:
-                    state[f"collector.{name}.{item}"] = getattr(rollout, item)[-1]
+            state.update({f"collector.{name}.{item}": rows for item, rows in rollout.carried().items()})
         for name, policy in self.policies.items():
             state.update({f"policy.{name}.{k}": v for k, v in policy.state_dict().items()})
         for name, learner in self.learners.items():
@@ -167,6 +171,8 @@ class Trainer:
         for key, tensor in own.items():
             if key.startswith("collector."):
                 tensor.copy_(state[key])
+        if not self.world.resumable:
+            self.collector.show_current()
         self.iteration = iteration
         stats = self.world.statistics()
         self._episodes_read = float(stats.episodes.sum())

@@ -83,6 +83,14 @@ class Canvas:
         """
         draw_agents(self, size, crowds, step)
 
+    def paste(self, picture: np.ndarray) -> None:
+        """A picture [height, width, 3] of the env's own, as large as fits, in the middle."""
+        w, h = self.image.size
+        scale = min(w / picture.shape[1], h / picture.shape[0])
+        size = round(picture.shape[1] * scale), round(picture.shape[0] * scale)
+        how = Image.Resampling.BOX if scale >= 1 else Image.Resampling.LANCZOS
+        self.image.paste(Image.fromarray(picture).resize(size, how), ((w - size[0]) // 2, (h - size[1]) // 2))
+
     def array(self) -> np.ndarray:
         """The finished picture [height, width, 3]."""
         return np.asarray(self.image.reduce(self.smooth))

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -49,17 +50,17 @@ def record(
     steps = (STILL_STEPS if still else fps * SECONDS) if steps is None else steps
     if envs < 1 or steps < 1 or fps < 1:
         raise ShoalError(f"--envs, --steps and --fps must be at least 1, got {envs}, {steps} and {fps}.")
-    world = make_world(run.job, envs)
-    if not world.drawable:
-        world.picture(None, 0)
-    player = Player(world, run.policies, EVALUATION_SEED + (run.job.train.seed if seed is None else seed), sample)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if still:
-        _write_still(path, player, steps)
-    elif path.suffix == ".gif":
-        _write_gif(path, frames(player, steps), fps)
-    else:
-        _write_video(path, frames(player, steps), fps)
+    with closing(make_world(run.job, envs, "shown")) as world:
+        if not world.drawable:
+            world.picture(None, 0)
+        player = Player(world, run.policies, EVALUATION_SEED + (run.job.train.seed if seed is None else seed), sample)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if still:
+            _write_still(path, player, steps)
+        elif path.suffix == ".gif":
+            _write_gif(path, frames(player, steps), fps)
+        else:
+            _write_video(path, frames(player, steps), fps)
     return path
 
 

@@ -27,14 +27,41 @@ WORLDS: dict[str, tuple[str, str, str]] = {
 """Name -> module, class, one line."""
 
 
+HOST_KINDS = {
+    "gym": "any environment of Gymnasium: gym:LunarLander-v3",
+    "ale": "Atari games: ale:breakout",
+    "zoo": "parallel environments of PettingZoo: zoo:sisl.pursuit_v5",
+    "envpool": "EnvPool's environments: envpool:Pong-v5",
+}
+"""What stands before the colon of environments that live on the host."""
+
+
+@cache
 def world_class(name: str) -> Any:
-    """The class behind a name: a bundled world, or a user's own as `my_world.py:Chase`."""
-    if ":" in name:
-        return load_object(full_path(name), "world")
+    """The class behind a name: a bundled world, one of another library, or the user's own as `my_world.py:Chase`."""
+    kind, colon, rest = name.partition(":")
+    if colon and kind in HOST_KINDS:
+        from shoal.host.world import host_world
+
+        return host_world(kind, rest)
+    if colon:
+        return _own(full_path(name))
     if name not in WORLDS:
         raise unknown("world", name, WORLDS)
     module, attribute, _ = WORLDS[name]
     return getattr(importlib.import_module(module), attribute)
+
+
+def _own(path: str) -> Any:
+    """The user's World; or, of an environment for Gymnasium or PettingZoo, a world of many of them."""
+    from shoal.core.world import World
+
+    found = load_object(path, "world")
+    if isinstance(found, type) and issubclass(found, World):
+        return found
+    from shoal.host.world import host_world
+
+    return host_world("own", path)
 
 
 def full_path(name: str) -> str:

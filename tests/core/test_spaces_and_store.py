@@ -7,7 +7,7 @@ import pytest
 import torch
 import warp as wp
 
-from shoal.core import Box, Discrete, Field, Group, MultiDiscrete, ShoalError, Store
+from shoal.core import Box, Discrete, Field, Group, Mixed, MultiDiscrete, ShoalError, Store
 from shoal.core.spaces import check_range, check_tensor
 from shoal.core.store import warp_view
 from shoal.errors import unknown
@@ -26,6 +26,9 @@ def test_shapes_and_types():
     assert (Discrete(3).shape, Discrete(3).dtype) == ((), torch.int32)
     assert (MultiDiscrete([2, 5]).shape, MultiDiscrete([2, 5]).dtype) == ((2,), torch.int32)
     assert (Box(4).shape, Box((2, 3)).shape, Box((2, 3)).size) == ((4,), (2, 3), 6)
+    mixed = Mixed([Discrete(3), Box((2, 2)), MultiDiscrete((2, 4))])
+    assert (mixed.shape, mixed.dtype, mixed.widths) == ((7,), torch.float32, (1, 4, 2))
+    assert [part.tolist() for part in mixed.split(torch.arange(7))] == [[0], [1, 2, 3, 4], [5, 6]]
     assert Box(1, -1.0, 1.0).bounded
     assert not Box(1, 0.0, math.inf).bounded
     assert not Box(1).bounded
@@ -41,6 +44,11 @@ def test_shapes_and_types():
         (lambda: Box((2, 0)), r"\(2, 0\)"),
         (lambda: Box(1, 1.0, 1.0), "low=1.0, high=1.0"),
         (lambda: Box(1, math.nan, 1.0), "low=nan"),
+        (lambda: Box(5, parts=(("a", (2, 2)), ("b", (2,)))), r"\(6,\), got \(5,\)"),
+        (lambda: Box((2, 3), parts=(("a", (6,)),)), r"\(6,\), got \(2, 3\)"),
+        (lambda: Mixed(()), "at least one part"),
+        (lambda: Mixed((Discrete(2), Mixed((Box(1),)))), "made of Discrete.*got Mixed"),
+        (lambda: Group("bird", Box(1), Mixed((Discrete(2), Box(1))), masked=True), "'bird' has a Mixed.*mask"),
         (lambda: Group("bird", Box(1), Discrete(2), agents=0), "'bird'.*0"),
         (lambda: Group("bird", Box(1), Box(1), masked=True), "'bird'.*mask"),
     ],
@@ -54,6 +62,15 @@ def test_choices_are_the_width_of_the_mask():
     assert Group("a", Box(1), Discrete(4)).choices == 4
     assert Group("a", Box(1), MultiDiscrete((4, 3))).choices == 7
     assert Group("a", Box(1), Box(2)).choices == 0
+    assert Group("a", Box(1), Mixed((Discrete(3), Box(2)))).choices == 0
+
+
+def test_parts_are_kept_and_repeated_in_a_stack():
+    parts = (("image", (2, 3)), ("speed", (1,)))
+    box = Box(7, parts=[["image", [2, 3]], ["speed", [1]]])
+    assert box.parts == parts
+    assert hash(box) == hash(Box(7, parts=parts))
+    assert Group("a", box, Discrete(2), stack=2).seen == Box(14, parts=parts + parts)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +91,9 @@ def test_wrong_tensors_are_named(tensor, says):
 def test_a_right_tensor_passes():
     check_tensor("The thing", torch.zeros(3, 1, 2, dtype=torch.int32), MultiDiscrete((2, 2)), (3, 1), CPU)
     check_range("The thing", torch.tensor([[[1, 4]]], dtype=torch.int32), MultiDiscrete((2, 5)))
+    mixed = Mixed((Box(1), Discrete(5)))
+    check_tensor("The thing", torch.zeros(3, 1, 2), mixed, (3, 1), CPU)
+    check_range("The thing", torch.tensor([[-0.5, 4.0]]), mixed)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +104,9 @@ def test_a_right_tensor_passes():
         (MultiDiscrete((2, 5)), [[1, 4], [4, 1]], r"4 at index \(1, 0\)"),
         (Box(1), [[0.0], [math.nan]], r"finite, got nan at index \(1, 0\)"),
         (Box(1), [[math.inf], [0.0]], r"finite, got inf at index \(0, 0\)"),
+        (Mixed((Box(1), Discrete(3))), [[9.0, 2.0], [0.0, 3.0]], r"part 1.*3\.0 at index \(1, 0\)"),
+        (Mixed((Box(1), MultiDiscrete((3, 3)))), [[9.0, 2.0, 0.5]], r"part 1.*0\.5 at index \(0, 1\)"),
+        (Mixed((Box(1), Discrete(3))), [[math.nan, 2.0]], r"part 0.*finite, got nan"),
     ],
 )
 def test_values_out_of_range_are_named(space, values, says):

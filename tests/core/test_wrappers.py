@@ -1,6 +1,6 @@
 """Wrappers against slow twins around one env each, with ends in the middle of everything."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -15,20 +15,6 @@ from tests.helpers import Counting, CountingTwin, assert_same, play_twins, play_
 ENVS = 9
 
 # --- twins: each wraps one env with reset() and step() --------------------------------------------------------------
-
-
-class StackTwin:
-    def __init__(self, env, frames):
-        self.env, self.frames = env, frames
-
-    def reset(self):
-        self.seen = [self.env.reset()] * self.frames
-        return np.concatenate(self.seen)
-
-    def step(self, action):
-        seen, *rest = self.env.step(action)
-        self.seen = [*self.seen[1:], seen]
-        return np.concatenate(self.seen), *rest
 
 
 class RepeatTwin:
@@ -92,8 +78,7 @@ def show_half(outputs):
 
 
 PAIRS = {
-    "FrameStack": (lambda w: FrameStack(w, 3), lambda e: StackTwin(e, 3)),
-    "FrameStack of one": (lambda w: FrameStack(w, 1), lambda e: e),
+    "FrameStack": (lambda w: FrameStack(w, 3), lambda e: e),
     "ActionRepeat": (lambda w: ActionRepeat(w, 3), lambda e: RepeatTwin(e, 3)),
     "ActionRepeat once": (lambda w: ActionRepeat(w, 1), lambda e: e),
     "TimeLimit": (lambda w: TimeLimit(w, 3), lambda e: LimitTwin(e, 3)),
@@ -105,22 +90,21 @@ PAIRS = {
         lambda e: ChangeTwin(e, see=sum_and_double),
     ),
     "Apply": (lambda w: Apply(w, show_half), lambda e: ChangeTwin(e, lambda x: 0.5 * x, lambda r: r + 3.0)),
-    "stack of repeats": (lambda w: FrameStack(ActionRepeat(w, 2), 3), lambda e: StackTwin(RepeatTwin(e, 2), 3)),
-    "repeat of stacks": (lambda w: ActionRepeat(FrameStack(w, 3), 2), lambda e: RepeatTwin(StackTwin(e, 3), 2)),
+    "stack of repeats": (lambda w: FrameStack(ActionRepeat(w, 2), 3), lambda e: RepeatTwin(e, 2)),
+    "repeat of stacks": (lambda w: ActionRepeat(FrameStack(w, 3), 2), lambda e: RepeatTwin(e, 2)),
     "repeat of a limit": (lambda w: ActionRepeat(TimeLimit(w, 3), 2), lambda e: RepeatTwin(LimitTwin(e, 3), 2)),
     "limit of repeats": (lambda w: TimeLimit(ActionRepeat(w, 2), 2), lambda e: LimitTwin(RepeatTwin(e, 2), 2)),
-    "limit of stacks": (lambda w: TimeLimit(FrameStack(w, 2), 3), lambda e: LimitTwin(StackTwin(e, 2), 3)),
-    "stack of a limit": (lambda w: FrameStack(TimeLimit(w, 3), 2), lambda e: StackTwin(LimitTwin(e, 3), 2)),
+    "limit of stacks": (lambda w: TimeLimit(FrameStack(w, 2), 3), lambda e: LimitTwin(e, 3)),
+    "stack of a limit": (lambda w: FrameStack(TimeLimit(w, 3), 2), lambda e: LimitTwin(e, 3)),
     "limit of a limit": (lambda w: TimeLimit(TimeLimit(w, 4), 3), lambda e: LimitTwin(LimitTwin(e, 4), 3)),
     "limits around repeats": (
         lambda w: TimeLimit(ActionRepeat(TimeLimit(w, 4), 3), 2),
         lambda e: LimitTwin(RepeatTwin(LimitTwin(e, 4), 3), 2),
     ),
-    "stack of stacks": (lambda w: FrameStack(FrameStack(w, 2), 3), lambda e: StackTwin(StackTwin(e, 2), 3)),
     "repeat of repeats": (lambda w: ActionRepeat(ActionRepeat(w, 2), 2), lambda e: RepeatTwin(RepeatTwin(e, 2), 2)),
     "all of them": (
         lambda w: TransformReward(FrameStack(ActionRepeat(TransformObservation(w, torch.neg), 2), 3), square_small),
-        lambda e: ChangeTwin(StackTwin(RepeatTwin(ChangeTwin(e, np.negative), 2), 3), pay=square_small),
+        lambda e: ChangeTwin(RepeatTwin(ChangeTwin(e, np.negative), 2), pay=square_small),
     ),
 }
 
@@ -148,6 +132,16 @@ def test_spaces_tell_the_shapes_that_are_shown(pair):
     out = world.reset(0).groups["counter"]
     shape = (ENVS, 1, *group.observation.shape)
     assert (tuple(out.observation.shape), tuple(out.final_observation.shape)) == (shape, shape)
+
+
+def test_stacks_are_for_those_who_look():
+    """A world shows each observation once; its groups tell how many of them a policy sees at once."""
+    world = TimeLimit(FrameStack(FrameStack(counting(), 2), 3), 4)
+    (group,) = world.groups
+    assert (group.stack, group.observation, group.seen) == (6, Box(2), Box(12))
+    assert replace(group, observation=Box((3, 8, 8)), stack=4).seen.shape == (12, 8, 8)
+    with pytest.raises(ShoalError, match="stack=0"):
+        replace(group, stack=0)
 
 
 def test_a_second_reset_starts_afresh(pair):

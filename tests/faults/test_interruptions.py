@@ -116,7 +116,7 @@ def test_world_without_an_end_trains_with_a_warning_instead_of_a_score(tmp_path,
 
 
 def test_a_run_that_never_began_leaves_no_folder(tmp_path):
-    with pytest.raises(ShoalError, match="--policy must be"):
+    with pytest.raises(ShoalError, match="no policy"):
         shoal.train("cartpole", policy="resnet", run_dir=tmp_path / "run", quiet=True, device="cpu")
     assert not (tmp_path / "run").exists()
 

@@ -73,6 +73,8 @@ def test_env_of_a_small_and_a_large_batch_walks_alike():
         ("cartpole", dict(algo="a2c")),
         ("pendulum", dict(algo="ppo", normalise_observation=True, normalise_reward=True, target_kl=0.02)),
         ("cartpole", dict(algo="ppo", action_repeat=2, frame_stack=2, time_limit=20)),
+        ("cartpole", dict(algo="ppo", core="lstm", core_size=32, frame_stack=3, time_limit=20, target_kl=0.02)),
+        ("pendulum", dict(algo="a2c", core="gru", core_size=32, pass_size=1000, normalise_observation=True)),
         ("tag-grid", dict(algo="ppo", one_policy=True)),
         ("tag-continuous", dict(algo="a2c", pass_size=5000, observation_type="bfloat16")),
     ],

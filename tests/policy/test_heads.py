@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch.distributions import Categorical, Independent, Normal
 
-from shoal.core import Box, Discrete, MultiDiscrete
-from shoal.policy import CategoricalHead, GaussianHead, make_head
+from shoal.core import Box, Discrete, Mixed, MultiDiscrete
+from shoal.policy import CategoricalHead, GaussianHead, MixedHead, make_head
 
 JUST_BELOW_ONE = 1.0 - 2.0**-24
 
@@ -28,6 +28,7 @@ def test_every_space_has_its_head():
     assert isinstance(make_head(Discrete(3), 5, 0.0), CategoricalHead)
     assert isinstance(make_head(MultiDiscrete((3, 2)), 5, 0.0), CategoricalHead)
     assert isinstance(make_head(Box(3), 5, 0.0), GaussianHead)
+    assert isinstance(make_head(Mixed((Box(3), Discrete(2))), 5, 0.0), MixedHead)
 
 
 @pytest.mark.parametrize("space", [Discrete(4), MultiDiscrete((4,)), MultiDiscrete((2, 5, 3))], ids=str)
@@ -160,7 +161,7 @@ def test_the_world_receives_scaled_and_clipped_actions(space, shown):
     assert make_head(space, 5, 0.0).to_world(action).tolist() == [shown]
 
 
-@pytest.mark.parametrize("space", [Discrete(3), MultiDiscrete((2, 3)), Box(2)], ids=str)
+@pytest.mark.parametrize("space", [Discrete(3), MultiDiscrete((2, 3)), Box(2), Mixed((Discrete(3), Box(2)))], ids=str)
 def test_log_probability_follows_the_gradient(space):
     """Climbing the log-probability of an action makes it more likely."""
     head = make_head(space, 5, 0.0)
@@ -172,3 +173,94 @@ def test_log_probability_follows_the_gradient(space):
             p.add_(1e-3 * p.grad)
     after = head.log_prob_and_entropy(head(features), action)[0]
     assert after.sum() > before.sum()
+
+
+# --- choices and numbers together -------------------------------------------------------------------------------------
+
+MIXED = Mixed((Discrete(3), Box((2, 2), -2.0, 6.0), MultiDiscrete((2, 4)), Box(1)))
+"""Columns of an action: 0 | 1 2 3 4 | 5 6 | 7; logits and means: 3 | 4 | 2 + 4 | 1."""
+
+
+def twins_of(head: MixedHead, features: torch.Tensor) -> tuple[list[Categorical], list[Normal]]:
+    """The distributions of MIXED, from the layer's outputs."""
+    raw = torch.nn.functional.linear(features, head.linear.weight, head.linear.bias)
+    first, square, second, third, single = raw.split((3, 4, 2, 4, 1), dim=-1)
+    choices = [Categorical(logits=logits) for logits in (first, second, third)]
+    spreads = [head.parts[1].log_std.exp(), head.parts[3].log_std.exp()]
+    return choices, [Normal(mean, spread) for mean, spread in zip((square, single), spreads, strict=True)]
+
+
+def mixed_head(batch: int = 300) -> tuple[MixedHead, torch.Tensor]:
+    head, features = make_head(MIXED, 5, -0.5), 2.0 * torch.randn(batch, 5)
+    parameters(head)
+    return head, features
+
+
+@torch.no_grad()
+def test_mixed_equals_torch():
+    """Log-probability, entropy and mode are those of torch's distributions of the parts, added up."""
+    head, features = mixed_head()
+    params = head(features)
+    assert (head.noise_width, head.gaussian_noise) == (8, True)
+    noise = torch.randn(300, 8)
+    action, log_prob = head.sample(params, noise)
+    assert (tuple(action.shape), action.dtype) == ((300, 8), torch.float32)
+    choices, (square, single) = twins_of(head, features)
+    expected = square.log_prob(action[:, 1:5]).sum(-1) + single.log_prob(action[:, 7:]).sum(-1)
+    entropy = square.entropy().sum(-1) + single.entropy().sum(-1)
+    for twin, column in zip(choices, (0, 5, 6), strict=True):
+        expected = expected + twin.log_prob(action[:, column].long())
+        entropy = entropy + twin.entropy()
+        np.testing.assert_array_equal(action[:, column], action[:, column].round())
+        np.testing.assert_array_equal(head.mode(params)[:, column], twin.probs.argmax(-1))
+    evaluated, told = head.log_prob_and_entropy(params, action)
+    for found in (log_prob, evaluated):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(told, entropy)
+    torch.testing.assert_close(action[:, 1:5], square.mean + square.stddev * noise[:, 1:5])
+    torch.testing.assert_close(head.mode(params)[:, 1:5], square.mean)
+
+
+@torch.no_grad()
+def test_the_frequencies_of_mixed_choices_are_their_probabilities():
+    """With noise on a grid of quantiles of the normal distribution."""
+    head, features = mixed_head(batch=1)
+    cells = 20_000
+    grid = torch.special.ndtri(((torch.arange(cells) + 0.5) / cells).double()).float()
+    action, _ = head.sample(head(features).expand(cells, -1), grid[:, None].expand(-1, 8))
+    for twin, column in zip(twins_of(head, features)[0], (0, 5, 6), strict=True):
+        share = torch.bincount(action[:, column].long(), minlength=twin.probs.shape[1]) / cells
+        torch.testing.assert_close(share, twin.probs[0], rtol=0, atol=2.0 / cells)
+
+
+@torch.no_grad()
+def test_mixed_noise_far_out_still_gives_a_choice():
+    head, features = mixed_head(batch=50)
+    for far in (-40.0, -6.0, 6.0, 40.0):
+        action, log_prob = head.sample(head(features), torch.full((50, 8), far))
+        assert ((action[:, [0, 5, 6]] >= 0) & (action[:, [0, 5, 6]] < torch.tensor([3, 2, 4]))).all()
+        assert torch.isfinite(log_prob).all()
+    many = make_head(Mixed((Discrete(20), Box(1))), 5, 0.0)
+    action, _ = many.sample(parameters(many, 50), torch.full((50, 2), 40.0))
+    assert (action[:, 0] < 20).all()
+
+
+def test_the_world_receives_choices_as_they_are_and_numbers_scaled():
+    action = torch.tensor([[2.0, -3.0, 0.0, 0.5, 3.0, 1.0, 3.0, 9.0]])
+    shown = [[2.0, -2.0, 2.0, 4.0, 6.0, 1.0, 3.0, 9.0]]
+    assert make_head(MIXED, 5, 0.0).to_world(action).tolist() == shown
+
+
+def test_gradients_reach_every_parameter_of_a_mixed_head():
+    head = make_head(MIXED, 5, 0.0)
+    features = torch.randn(16, 5)
+    action, _ = head.sample(head(features), torch.randn(16, 8))
+    log_prob, entropy = head.log_prob_and_entropy(head(features), action.detach())
+    (log_prob.sum() + entropy.sum()).backward()
+    assert {name for name, _ in head.named_parameters()} == {
+        "linear.weight",
+        "linear.bias",
+        "parts.1.log_std",
+        "parts.3.log_std",
+    }
+    assert all(p.grad is not None and p.grad.any() for p in head.parameters())

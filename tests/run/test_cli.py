@@ -40,7 +40,10 @@ def test_list_names_every_world(capsys):
         (["train", "cartpole", "--device", "tpu"], "There is no device 'tpu'"),
         (["train", "cartpole", "--lr", "-1"], "--lr must be above 0"),
         (["train", "cartpole", "--world.max-steps", "0", "--run-dir", "{tmp}/run"], "max_steps must be at least 1"),
-        (["train", "cartpole", "--policy", "resnet", "--run-dir", "{tmp}/run"], "--policy must be mlp or FILE.py:NAME"),
+        (
+            ["train", "cartpole", "--policy", "resnet", "--run-dir", "{tmp}/run"],
+            "choose one of: FILE.py:NAME, auto, impala, mlp, nature",
+        ),
         (["train", "nowhere.py:World"], "There is no file"),
         (["train", "--seed", "1"], "wants the world first"),
         (["eval", "{tmp}/none"], "There is no run folder"),

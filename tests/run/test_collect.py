@@ -4,9 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.core.wrappers import FrameStack, TimeLimit
+from shoal.core import Box
+from shoal.core.wrappers import ActionRepeat, FrameStack, KeepAs, TimeLimit, TransformObservation
+from shoal.learn import A2C, A2CConfig
 from shoal.policy import ActorCritic, mlp_torso
 from shoal.run.collect import Collector
+from shoal.run.evaluate import Player
 from tests.core.test_groups import Meadow
 from tests.core.test_kernel_world import Drift
 from tests.helpers import Counting, CountingTwin, play_twins, play_world
@@ -67,13 +70,124 @@ def test_rollouts_equal_a_twin_that_takes_their_actions(steps):
 
 def test_wrapped_worlds_collect_what_they_show():
     def make():
-        return TimeLimit(FrameStack(Counting(6), 2), 3)
+        return TimeLimit(ActionRepeat(Counting(6), 2), 3)
 
     found = rows(collector(make(), 7), 4)
     expected = play_world(make(), np.concatenate(found["action"])[:, :, 0])
     np.testing.assert_array_equal(np.concatenate(found["after"])[:, :, 0], expected.observation)
     np.testing.assert_array_equal(np.concatenate(found["truncated"]), expected.truncated)
     np.testing.assert_array_equal(np.concatenate(found["reward"])[:, :, 0], expected.reward)
+
+
+# --- several observations at once ---------------------------------------------------------------------------------
+
+
+class StackTwin:
+    """One env that shows its last observations at once; before the first there are copies of it."""
+
+    def __init__(self, env, frames):
+        self.env, self.frames = env, frames
+
+    def reset(self):
+        self.seen = [self.env.reset()] * self.frames
+        return np.concatenate(self.seen)
+
+    def step(self, action):
+        seen, *rest = self.env.step(action)
+        self.seen = [*self.seen[1:], seen]
+        return np.concatenate(self.seen), *rest
+
+
+def short(world):
+    """A single number of two bytes per observation."""
+    shown = TransformObservation(world, lambda x: x[..., :1] + 8.0 * (x[..., 1:] % 100), Box(1))
+    return KeepAs(shown, torch.float16)
+
+
+class ShortTwin(CountingTwin):
+    def see(self):
+        return np.array([self.clock + 8.0 * (self.episode % 100)], np.float32)
+
+
+def listen(policy: ActorCritic) -> list[torch.Tensor]:
+    """What a policy is shown from now on."""
+    heard: list[torch.Tensor] = []
+    policy.policy_torso.register_forward_pre_hook(lambda _, inputs: heard.append(inputs[0].clone()))
+    return heard
+
+
+@pytest.mark.parametrize(
+    ("wrap", "make_twin"), [(lambda w: w, CountingTwin), (short, ShortTwin)], ids=["floats", "short"]
+)
+@pytest.mark.parametrize(("stack", "steps"), [(2, 7), (3, 5), (4, 1), (4, 2), (4, 16)])
+def test_stacks_equal_a_twin_that_keeps_its_own(stack, steps, wrap, make_twin):
+    """As the policy acts on them, as the learner gathers them in any order, and where episodes are cut off."""
+    made = collector(FrameStack(wrap(Counting(6)), stack), steps)
+    (rollout,), (policy,) = made.rollouts.values(), made.policies.values()
+    rollout.valued = False
+    heard, learner = listen(policy), A2C(policy, rollout, A2CConfig())
+    shown, learnt, last, actions, kept = [], [], [], [], []
+    for _ in range(max(5, 40 // steps)):
+        heard.clear()
+        made.collect()
+        shown += heard
+        order = torch.randperm(rollout.samples, dtype=torch.int32)
+        back = torch.empty(rollout.samples, dtype=torch.long)
+        back[order.long()] = torch.arange(rollout.samples)
+        picked = learner._batch.part(order).observation[back]
+        assert torch.equal(picked, learner._batch.part(slice(None)).observation)
+        assert torch.equal(picked[2:5], learner._batch.part(slice(2, 5)).observation)
+        heard.clear()
+        learner._values()
+        assert torch.equal(heard[0][:-6].view_as(picked), picked.float())
+        learnt.append(picked.unflatten(0, (steps, 6)))
+        last.append(heard[0][-6:])
+        actions.append(rollout.action[:, :, 0].clone())
+        kept.append(rollout.final_observation[:, :, 0].clone())
+    twin = play_twins([StackTwin(make_twin(i), stack) for i in range(6)], torch.cat(actions).numpy())
+    expected = np.concatenate([twin.first[None], twin.observation])
+    np.testing.assert_array_equal(torch.stack(shown), expected[:-1])
+    np.testing.assert_array_equal(torch.cat(learnt), expected[:-1])
+    np.testing.assert_array_equal(torch.stack(last), expected[steps::steps])
+    cuts = 0
+    for i, slots in enumerate(kept):
+        span = slice(i * steps, (i + 1) * steps)
+        only_cut = twin.truncated[span] & ~twin.terminated[span]
+        for env in range(6):
+            final = twin.final[span][only_cut[:, env], env]
+            np.testing.assert_array_equal(slots[: len(final), env], final)
+            cuts += len(final)
+    assert cuts > 5
+
+
+def test_a_player_sees_the_same_stacks():
+    world = FrameStack(Counting(6), 3)
+    made = policies(world)
+    heard, actions = listen(made["counter"]), []
+    player = Player(world, made, seed=0, sample=True)
+    step = world.world.step
+    world.world.step = lambda action, *rest: (actions.append(action["counter"][:, 0].clone()), step(action, *rest))[1]
+    for _ in range(30):
+        player.step()
+    twin = play_twins([StackTwin(CountingTwin(i), 3) for i in range(6)], torch.stack(actions).numpy())
+    np.testing.assert_array_equal(torch.stack(heard), np.concatenate([twin.first[None], twin.observation])[:-1])
+
+
+def test_stacks_of_many_agents_are_each_their_own():
+    """Agents of an env share their age, not their frames."""
+    made = collector(FrameStack(Meadow(7), 3), 8)
+    heard = listen(made.policies["sheep"])
+    sheep = made.rollouts["sheep"]
+    frames, began = [np.zeros_like(sheep.observation[0])] * 3, np.ones((7, 1, 1), bool)
+    for _ in range(3):
+        heard.clear()
+        made.collect()
+        for t in range(8):
+            now = sheep.observation[t + 2].numpy().copy()
+            frames = [*(np.where(began, now, frame) for frame in frames[1:]), now]
+            np.testing.assert_array_equal(heard[t].unflatten(0, now.shape[:2]), np.concatenate(frames, axis=-1))
+            began = (sheep.terminated[t] | sheep.truncated[t]).numpy()[:, None, None]
+    assert sheep.terminated.any() or sheep.truncated.any()
 
 
 def test_an_env_and_its_policy_do_not_depend_on_the_batch():

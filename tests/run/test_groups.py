@@ -210,6 +210,15 @@ def test_memory_is_told_beforehand(world, algo, kind):
     assert told.state == pytest.approx(trainer.world.bytes_per_env, rel=0.1)
 
 
+@pytest.mark.parametrize("algo", ["a2c", "ppo"])
+@pytest.mark.parametrize("changes", [dict(frame_stack=4), dict(core="lstm", core_size=7)], ids=["stacked", "recurrent"])
+def test_memory_of_what_is_carried_is_told_to_the_byte(algo, changes):
+    made = make_job("tag-grid", algo=algo, num_envs=64, rollout=16, total_steps=1e6, device="cpu", **changes)
+    trainer = Trainer(made)
+    held = trainer.collector.nbytes + sum(learner.nbytes for learner in trainer.learners.values())
+    assert estimate(made).rollout == held // 64
+
+
 def test_the_most_envs_that_fit(monkeypatch):
     monkeypatch.setattr("shoal.run.memory.free_memory", lambda device: 10**9)
     made = job(num_envs="auto", minibatches=3, algo="ppo")

@@ -1,0 +1,223 @@
+"""Host worlds beside Gymnasium's, Stable-Baselines3's and ale-py's own vector envs, in one run, with ratios.
+
+    python bench/host.py                    everything, about ten minutes on two cores
+    python bench/host.py --only stepping    stepping with random actions
+    python bench/host.py --only atari       ale-py's vector env, called directly and through Shoal
+    python bench/host.py --only training    PPO end to end against Stable-Baselines3
+    python bench/host.py --out bench/results/host_2_cores.jsonl
+
+Peers take turns in short slices and medians are compared. End to end, both sides have the same network, envs, rollout
+length, epochs and mini-batch size.
+"""
+
+import argparse
+import json
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from peers import take_turns  # and with it Shoal, before torch: see shoal/__init__.py
+
+from shoal.host.world import cores
+from shoal.run import bench
+from shoal.run.config import make_job
+from shoal.run.trainer import Trainer
+from shoal.worlds import world_class
+
+STEPS = 10
+"""Steps of all envs in one call."""
+
+ENVS = 64
+
+
+def gymnasium_stepper(name, kind, envs):
+    import gymnasium as gym
+
+    makers = [partial(gym.make, name) for _ in range(envs)]
+    vector = gym.vector.AsyncVectorEnv(makers) if kind == "async" else gym.vector.SyncVectorEnv(makers)
+    vector.reset(seed=0)
+    actions = _actions(vector.single_action_space, envs)
+
+    def call():
+        for action in actions:
+            vector.step(action)
+
+    return call, STEPS * envs
+
+
+def stable_baselines_stepper(name, envs):
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.vec_env import SubprocVecEnv
+
+    vector = make_vec_env(name, n_envs=envs, vec_env_cls=SubprocVecEnv)
+    vector.reset()
+    actions = _actions(vector.action_space, envs)
+
+    def call():
+        for action in actions:
+            vector.step(action)
+
+    return call, STEPS * envs
+
+
+def _actions(space, envs):
+    space.seed(0)
+    return [np.array([space.sample() for _ in range(envs)]) for _ in range(STEPS)]
+
+
+def shoal_stepper(name, envs, **settings):
+    import torch
+
+    cls = world_class(name)
+    world = cls(envs, "cpu", cls.Config(phase=0, schedule="lockstep", **settings))
+    world.reset(0)
+    random = np.random.default_rng(0)
+    rows = [world.teams[0].action.draw(random, envs)[:, None] for _ in range(STEPS)]
+    actions = [torch.from_numpy(row) for row in rows]
+
+    def call():
+        for action in actions:
+            world.step(action)
+
+    return call, STEPS * envs
+
+
+def ale_stepper(game, envs, threads):
+    from ale_py.vector_env import AtariVectorEnv
+
+    vector = AtariVectorEnv(game, envs, num_threads=threads, autoreset_mode="SameStep", stack_num=1)
+    vector.reset(seed=0)
+    actions = _actions(vector.single_action_space, envs)
+
+    def call():
+        for action in actions:
+            vector.step(action)
+
+    return call, STEPS * envs
+
+
+def rows_of(kind, what, rates, ratios):
+    """A row per contestant, and Shoal's over each peer's."""
+    rows = [dict(bench=kind, what=what, peer=name, steps_per_second=round(value)) for name, value in rates.items()]
+    for ours, peer in ratios:
+        rows.append(dict(bench=kind, what=what, ratio=f"{ours} / {peer}", value=round(rates[ours] / rates[peer], 2)))
+    return rows
+
+
+def stepping(seconds):
+    rows = []
+    for name in ("CartPole-v1", "LunarLander-v3"):
+        contestants = {
+            "SyncVectorEnv": gymnasium_stepper(name, "sync", ENVS),
+            "AsyncVectorEnv": gymnasium_stepper(name, "async", ENVS),
+            "SubprocVecEnv": stable_baselines_stepper(name, ENVS),
+            "shoal": shoal_stepper(f"gym:{name}", ENVS, batch="processes"),
+        }
+        if name == "CartPole-v1":
+            contestants["shoal, native batch"] = shoal_stepper(f"gym:{name}", ENVS, batch="native")
+        rates = take_turns(contestants, seconds)
+        peers = ("SyncVectorEnv", "AsyncVectorEnv", "SubprocVecEnv")
+        rows += rows_of("stepping", f"{name}, {ENVS} envs", rates, [("shoal", peer) for peer in peers])
+    return rows
+
+
+def atari(seconds):
+    rows = []
+    for game in ("pong", "breakout"):
+        contestants = {
+            "ale-py": ale_stepper(game, ENVS, cores()),
+            "shoal": shoal_stepper(f"ale:{game}", ENVS, life_loss=False),
+        }
+        rates = take_turns(contestants, seconds)
+        rows += rows_of("atari", f"{game}, {ENVS} envs", rates, [("shoal", "ale-py")])
+    return rows
+
+
+def stable_baselines(name, envs, rollout, minibatches, epochs, atari):
+    import torch
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.env_util import make_atari_env, make_vec_env
+    from stable_baselines3.common.vec_env import SubprocVecEnv, VecFrameStack
+
+    samples = envs * rollout
+    if atari:
+        vector = VecFrameStack(make_atari_env(name, n_envs=envs, vec_env_cls=SubprocVecEnv), 4)
+        policy, network = "CnnPolicy", {}
+    else:
+        vector = make_vec_env(name, n_envs=envs)  # in this process: for light envs that is its fastest
+        policy = "MlpPolicy"
+        network = dict(net_arch=dict(pi=[64, 64], vf=[64, 64]), activation_fn=torch.nn.Tanh)
+    model = PPO(
+        policy,
+        vector,
+        n_steps=rollout,
+        batch_size=samples // minibatches,
+        n_epochs=epochs,
+        policy_kwargs=network,
+        device="cpu",
+        verbose=0,
+    )
+    return (lambda: model.learn(samples, reset_num_timesteps=False)), samples
+
+
+def shoal_trainer(name, envs, rollout, minibatches, epochs, **settings):
+    job = make_job(
+        name,
+        device="cpu",
+        num_envs=envs,
+        rollout=rollout,
+        minibatches=minibatches,
+        epochs=epochs,
+        total_steps=1e9,
+        **settings,
+    )
+    trainer = Trainer(job)
+    for _ in range(2):
+        trainer.iterate()
+    return trainer.iterate, envs * rollout
+
+
+def training(seconds):
+    rows = []
+    lander = dict(envs=16, rollout=256, minibatches=8, epochs=4)
+    plain = dict(hidden=(64, 64), activation="tanh", shared=False, normalise_reward=False)
+    contestants = {
+        "stable-baselines3": stable_baselines("LunarLander-v3", atari=False, **lander),
+        "shoal": shoal_trainer("gym:LunarLander-v3", compile="on", **plain, **lander),
+    }
+    rates = take_turns(contestants, seconds)
+    rows += rows_of("training", "LunarLander-v3, 16 envs, PPO", rates, [("shoal", "stable-baselines3")])
+    pong = dict(envs=16, rollout=64, minibatches=4, epochs=4)
+    contestants = {
+        "stable-baselines3": stable_baselines("PongNoFrameskip-v4", atari=True, **pong),
+        "shoal": shoal_trainer("ale:pong", compile="on", **pong),
+    }
+    rates = take_turns(contestants, seconds)
+    rows += rows_of("training", "Pong, 16 envs, PPO", rates, [("shoal", "stable-baselines3")])
+    return rows
+
+
+PARTS = {"stepping": stepping, "atari": atari, "training": training}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=PARTS)
+    parser.add_argument("--seconds", type=float, default=1.0, help="length of one slice")
+    parser.add_argument("--out", type=Path, help="also write the JSON lines to this file")
+    options = parser.parse_args()
+    where = bench.machine(world_class("cartpole")(1, "cpu").device)
+    rows = []
+    for name, part in PARTS.items():
+        if options.only in (None, name):
+            for row in part(options.seconds):
+                rows.append({**row, **where})
+                value = f"{row['steps_per_second']:,} env steps/s" if "peer" in row else f"{row['value']} times"
+                print(f"{row['bench']:9} {row['what']:32} {row.get('peer') or row['ratio']:36} {value}", flush=True)
+            if options.out:
+                bench.save(rows, options.out)
+    print("\n".join(json.dumps(row) for row in rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,333 @@
+"""Engines step the envs of a host world: in this process, in worker processes, or in native batches.
+
+Envs come in **bunches**, ranges of rows of the shared arrays. `send` sets a bunch going with the actions and orders in
+its rows, `wait` says which are done. Schedules are made of nothing else.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from shoal.errors import ShoalError
+from shoal.host.envs import EnvFault, make_rows
+from shoal.host.memory import RESET, SharedArrays
+from shoal.host.sources import Source
+from shoal.host.worker import FAILED, READY, Assignment
+
+START_SECONDS = 120.0
+"""How long a worker may take to import its libraries and make its envs."""
+
+
+class WorkerFailed(ShoalError):
+    """A worker raised, died or hung once too often."""
+
+    exit_code = 1
+
+
+class Engine(ABC):
+    """What a host world needs of whoever steps its envs."""
+
+    bunches: list[slice]
+    """Rows of each bunch."""
+
+    def __init__(self):
+        self.lost: set[int] = set()
+        """Bunches whose envs had to be started anew since they were last sent: what they did is not known."""
+
+    @abstractmethod
+    def send(self, bunches: Sequence[int]) -> None:
+        """Set these going."""
+
+    @abstractmethod
+    def wait(self, wanted: Collection[int], enough: int) -> list[int]:
+        """Bunches out of `wanted` that are done, as soon as there are `enough` of them."""
+
+    def close(self) -> None:
+        """End every process and thread."""
+
+    def describe(self) -> str:
+        """Who steps the envs, for people."""
+        return "in this process"
+
+
+class Serial(Engine):
+    """All envs in this process, one after the other: slow, but a debugger can look inside."""
+
+    def __init__(self, source: Source, arrays: SharedArrays, bunches: list[slice], limit: int | None, repeat: int):
+        super().__init__()
+        self.bunches = bunches
+        count = max(rows.stop for rows in bunches)
+        self.envs = make_rows(source.make, range(count), arrays, limit, repeat)
+
+    def send(self, bunches: Sequence[int]) -> None:
+        for bunch in bunches:
+            rows = self.bunches[bunch]
+            try:
+                self.envs.run(rows.start, rows.stop)
+            except EnvFault as fault:
+                raise WorkerFailed(f"{fault} raised {_named(fault.__cause__)}.") from fault.__cause__
+
+    def wait(self, wanted: Collection[int], enough: int) -> list[int]:
+        return list(wanted)
+
+    def close(self) -> None:
+        self.envs.close()
+
+
+class _Worker:
+    """The world's end of one worker process."""
+
+    def __init__(self, job: Assignment, arrays: SharedArrays):
+        self.number = job.number
+        inner_in, self.commands = os.pipe()
+        self.answers, inner_out = os.pipe()
+        job = replace(job, memory=arrays.descriptor, commands=inner_in, answers=inner_out)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "shoal.host.worker", job.to_json()],
+            pass_fds=(arrays.descriptor, inner_in, inner_out),
+            stdin=subprocess.DEVNULL,
+            env=environment,
+        )
+        os.close(inner_in)
+        os.close(inner_out)
+        self.ready = False
+        self.running: set[int] = set()
+        self.since = time.monotonic()
+        """When it last gave a sign of life, or was given something to do."""
+
+    def send(self, bunches: list[int]) -> None:
+        if not self.running:
+            self.since = time.monotonic()
+        self.running.update(bunches)
+        with contextlib.suppress(BrokenPipeError):  # its death is noticed where answers are awaited
+            os.write(self.commands, bytes(bunches))
+
+    def stop(self, seconds: float = 0.0) -> None:
+        """Hang up; it is killed if it has not ended after so many seconds."""
+        for descriptor in (self.commands, self.answers):
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+        try:
+            self.process.wait(seconds) if seconds else self.process.kill()
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+        self.process.wait()
+
+
+class Fault(NamedTuple):
+    """Why a worker had to be replaced."""
+
+    text: str
+    traceback: str = ""
+
+
+class Processes(Engine):
+    """Worker processes, each with envs of every bunch of its own, so that all cores are busy whichever is sent."""
+
+    def __init__(
+        self,
+        source: Source,
+        arrays: SharedArrays,
+        shares: list[list[slice]],
+        limit: int | None,
+        repeat: int,
+        patience: float,
+        restarts: int,
+        pin: bool,
+    ):
+        """`shares[w]` are the rows of worker w, one range per turn; the bunches are numbered turn by turn."""
+        super().__init__()
+        self.arrays, self.patience, self.restarts_left = arrays, patience, restarts
+        self._source, self._limit, self._repeat = source, limit, repeat
+        turns, count = len(shares[0]), len(shares)
+        self.bunches = [shares[w][turn] for turn in range(turns) for w in range(count)]
+        self._shares, self._count = shares, count
+        self._cores = sorted(os.sched_getaffinity(0)) if pin and hasattr(os, "sched_getaffinity") else []
+        self._poll = select.poll()
+        self._done: set[int] = set()
+        self.workers: list[_Worker] = []
+        self._by_descriptor: dict[int, _Worker] = {}
+        try:
+            for number in range(count):
+                self.workers.append(self._start(number))
+            self._await_ready(self.workers)
+        except BaseException:
+            self.close()
+            raise
+
+    def describe(self) -> str:
+        sizes = [sum(rows.stop - rows.start for rows in share) for share in self._shares]
+        many = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
+        return f"in {len(sizes)} worker process(es) with {many} envs each"
+
+    def _start(self, number: int) -> _Worker:
+        worker = _Worker(
+            Assignment(
+                number=number,
+                source=self._source,
+                layout=self.arrays.layout,
+                bunches=[(rows.start, rows.stop) for rows in self._shares[number]],
+                limit=self._limit,
+                repeat=self._repeat,
+                core=self._cores[number % len(self._cores)] if self._cores else None,
+                memory=-1,
+                commands=-1,
+                answers=-1,
+            ),
+            self.arrays,
+        )
+        self._poll.register(worker.answers, select.POLLIN)
+        self._by_descriptor[worker.answers] = worker
+        return worker
+
+    def send(self, bunches: Sequence[int]) -> None:
+        for worker in self.workers:
+            mine = [b for b in bunches if b % self._count == worker.number]
+            # A bunch that was started anew shows its first observations instead of taking a step.
+            self._done.update(b for b in mine if b in self.lost)
+            turns = [b // self._count for b in mine if b not in self.lost]
+            if turns:
+                worker.send(turns)
+
+    def wait(self, wanted: Collection[int], enough: int) -> list[int]:
+        wanted = set(wanted)
+        while len(found := self._done & wanted) < enough:
+            self._listen(self.patience)
+        self._done -= found
+        return sorted(found)
+
+    def _listen(self, patience: float) -> None:
+        """Take the answers that are there; wait for one at most until somebody must be given up."""
+        now = time.monotonic()
+        ends = [w.since + patience for w in self.workers if w.running or not w.ready]
+        for descriptor, _ in self._poll.poll(max(0.0, min(ends, default=now) - now) * 1e3 + 1.0):
+            worker = self._by_descriptor[descriptor]
+            answers = os.read(descriptor, 64)
+            if not answers:
+                self._replace(worker, self._how_it_died(worker))
+            elif FAILED in answers:
+                self._replace(worker, self._what_it_said(worker, answers))
+            else:
+                worker.since = time.monotonic()
+                for answer in answers:
+                    if answer == READY:
+                        worker.ready = True
+                    else:
+                        worker.running.discard(answer)
+                        self._done.add(answer * self._count + worker.number)
+        now = time.monotonic()
+        for worker in list(self.workers):
+            if (worker.running or not worker.ready) and now > worker.since + patience:
+                self._replace(worker, Fault(f"did not answer for {patience:g} s and was killed"))
+
+    def _await_ready(self, workers: list[_Worker]) -> None:
+        while not all(w.ready for w in workers):
+            self._listen(START_SECONDS)
+
+    def _replace(self, worker: _Worker, fault: Fault) -> None:
+        """Start a worker anew with fresh seeds; the envs it had are lost. Too many times is an error."""
+        rows = self._shares[worker.number]
+        envs = f"{rows[0].start} to {rows[-1].stop - 1}" if len(rows) == 1 else _ranges(rows)
+        text = f"Worker {worker.number} (envs {envs}) {fault.text}."
+        self._drop(worker)
+        first_start = not worker.ready
+        if first_start or self.restarts_left < 1:
+            why = "" if first_start else " No restart is left (--restarts)."
+            raise WorkerFailed(text + why + (f"\n{fault.traceback}" if fault.traceback else ""))
+        self.restarts_left -= 1
+        print(
+            f"shoal: {text} It is started anew, the unfinished episodes of its envs are dropped; "
+            f"{self.restarts_left} restart(s) left.\n{fault.traceback}",
+            file=sys.stderr,
+        )
+        fresh = self._start(worker.number)
+        self.workers[worker.number] = fresh
+        self._await_ready([fresh])
+        turns = range(len(rows))
+        for part in rows:
+            # A seed that made an env fail is not tried again.
+            self.arrays["seed"][part] = (self.arrays["seed"][part] + 7_919_000_003) % 2**31
+        orders = [self.arrays["order"][part].copy() for part in rows]
+        for part in rows:
+            self.arrays["order"][part] = RESET
+        numbers = {turn * self._count + worker.number for turn in turns}
+        waiting = numbers & self._done
+        fresh.send(list(turns))
+        while not numbers <= self._done | self.lost:
+            self._listen(self.patience)
+        for part, order in zip(rows, orders, strict=True):
+            self.arrays["order"][part] = order
+        # Those under way are done, in a way; the rest is not asked for yet.
+        running = {turn * self._count + worker.number for turn in worker.running}
+        self._done -= numbers - running - waiting
+        self.lost |= numbers
+
+    def _drop(self, worker: _Worker) -> None:
+        self._poll.unregister(worker.answers)
+        del self._by_descriptor[worker.answers]
+        worker.stop()
+
+    def _how_it_died(self, worker: _Worker) -> Fault:
+        code = worker.process.wait()
+        if code < 0:
+            return Fault(f"was killed by {signal.Signals(-code).name}")
+        return Fault(f"ended by itself with exit code {code}")
+
+    def _what_it_said(self, worker: _Worker, answers: bytes) -> Fault:
+        text = answers[answers.index(FAILED) + 1 :]
+        while more := os.read(worker.answers, 65536):
+            text += more
+        told: dict[str, Any] = json.loads(text)
+        where = f" in env {told['env']} (seed {told['seed']})" if "env" in told else ""
+        return Fault(f"raised {told['error']}{where}", told["traceback"])
+
+    def close(self) -> None:
+        for worker in self.workers:
+            with contextlib.suppress(OSError):
+                os.close(worker.commands)
+            worker.commands = -1
+        for worker in self.workers:
+            worker.stop(2.0)
+        self.workers.clear()
+
+
+def _named(error: BaseException | None) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _ranges(rows: list[slice]) -> str:
+    return " and ".join(f"{part.start} to {part.stop - 1}" for part in rows)
+
+
+def split(count: int, parts: int) -> list[slice]:
+    """So many rows in parts of nearly the same size."""
+    edges = [round(count * part / parts) for part in range(parts + 1)]
+    return [slice(a, b) for a, b in pairwise(edges)]
+
+
+def share_out(count: int, workers: int, turns: int) -> list[list[slice]]:
+    """Rows of each worker, a range per turn; all of one turn are neighbours, and nobody has much more than others."""
+    sizes = [
+        [rows.stop - rows.start for rows in split(part.stop - part.start, turns)] for part in split(count, workers)
+    ]
+    for number, own in enumerate(sizes):
+        if number % 2:  # what does not divide evenly goes to the first turn of one and to the last of the next
+            own.reverse()
+    shares: list[list[slice]] = [[] for _ in range(workers)]
+    start = 0
+    for turn in range(turns):
+        for own, share in zip(sizes, shares, strict=True):
+            share.append(slice(start, start + own[turn]))
+            start += own[turn]
+    return shares

@@ -1,0 +1,229 @@
+"""From Gymnasium's spaces to rows of arrays and back. Worker processes import this: no torch here."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from shoal.errors import ShoalError
+
+Write = Callable[[Any, np.ndarray], None]
+Read = Callable[[np.ndarray], Any]
+
+
+@dataclass(frozen=True)
+class PackedObservation:
+    """How an observation becomes one array: images and vectors as they are, everything else as a flat vector."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    """uint8 or float32."""
+    low: float
+    high: float
+    parts: tuple[tuple[str, tuple[int, ...]], ...]
+    """Names and shapes of the parts of a Dict or Tuple."""
+    write: Write
+    """Puts an observation into a row."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Part of an action: one choice for each entry of `nvec`."""
+
+    nvec: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        return len(self.nvec)
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Part of an action: real numbers between `low` and `high`."""
+
+    shape: tuple[int, ...]
+    low: float
+    high: float
+
+    @property
+    def width(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class PackedAction:
+    """How a row of an array becomes an action."""
+
+    parts: tuple[Choice | Numbers, ...]
+    flat: bool
+    """One choice, without an axis of its own."""
+    read: Read
+    """Makes an action of a row."""
+
+    @property
+    def dtype(self) -> str:
+        return "int32" if all(isinstance(part, Choice) for part in self.parts) else "float32"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        if self.flat:
+            return ()
+        if len(self.parts) == 1 and isinstance(self.parts[0], Numbers):
+            return self.parts[0].shape
+        return (sum(part.width for part in self.parts),)
+
+    def draw(self, random: np.random.Generator, count: int) -> np.ndarray:
+        """So many rows of random actions."""
+        columns = []
+        for part in self.parts:
+            if isinstance(part, Choice):
+                columns.append(random.integers(0, part.nvec, (count, part.width)))
+            else:
+                low, high = (part.low, part.high) if math.isfinite(part.low + part.high) else (-1.0, 1.0)
+                columns.append(random.uniform(low, high, (count, part.width)))
+        return np.concatenate(columns, axis=1).astype(self.dtype).reshape(count, *self.shape)
+
+
+def pack_observation(space: spaces.Space) -> PackedObservation:
+    """How to store observations of a Gymnasium space."""
+    if isinstance(space, spaces.Box):
+        return _pack_box(space)
+    leaves = _leaves(space, "")
+    sizes = [math.prod(shape) for _, shape, _ in leaves]
+    ends = np.cumsum(sizes).tolist()
+    writes = [(write, end - size, end) for (_, _, write), size, end in zip(leaves, sizes, ends, strict=True)]
+
+    def write(observation: Any, row: np.ndarray) -> None:
+        for put, start, end in writes:
+            put(observation, row[start:end])
+
+    several = isinstance(space, (spaces.Dict, spaces.Tuple))
+    parts = tuple((name, shape) for name, shape, _ in leaves) if several else ()
+    return PackedObservation((ends[-1],), "float32", -math.inf, math.inf, parts, write)
+
+
+def _pack_box(space: spaces.Box) -> PackedObservation:
+    shape = space.shape or (1,)
+    dtype = "uint8" if space.dtype == np.uint8 else "float32"
+
+    def write(observation: Any, row: np.ndarray) -> None:
+        row[...] = observation
+
+    return PackedObservation(shape, dtype, float(np.min(space.low)), float(np.max(space.high)), (), write)
+
+
+def _leaves(space: spaces.Space, name: str) -> list[tuple[str, tuple[int, ...], Write]]:
+    """The parts of a space: a name, a shape, and what writes its values into a flat row."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        items = list(space.spaces.items()) if isinstance(space, spaces.Dict) else list(enumerate(space.spaces))
+        return [
+            (leaf, shape, _inside(key, write))
+            for key, part in items
+            for leaf, shape, write in _leaves(part, f"{name}.{key}" if name else str(key))
+        ]
+    if isinstance(space, spaces.Box):
+        # Pixels are bytes; pictures of floats have a scale of their own and count as plain numbers.
+        pixels = space.dtype == np.uint8 and len(space.shape) == 3
+        return [(name, space.shape if pixels else (math.prod(space.shape),), _flat)]
+    if isinstance(space, spaces.MultiBinary):
+        return [(name, (math.prod(space.shape),), _flat)]
+    if isinstance(space, spaces.Discrete):
+        return [(name, (int(space.n),), _one_hot((int(space.n),), int(space.start)))]
+    if isinstance(space, spaces.MultiDiscrete):
+        nvec = tuple(int(n) for n in space.nvec.flatten())
+        return [(name, (sum(nvec),), _one_hot(nvec, 0))]
+    raise ShoalError(
+        f"An observation of type {type(space).__name__} ({name or space}) cannot be stored; wrap the environment so "
+        "that it gives Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them."
+    )
+
+
+def _flat(value: Any, row: np.ndarray) -> None:
+    row[...] = np.asarray(value).reshape(-1)
+
+
+def _inside(key: Any, write: Write) -> Write:
+    return lambda value, row: write(value[key], row)
+
+
+def _one_hot(nvec: tuple[int, ...], start: int) -> Write:
+    offsets = np.concatenate([[0], np.cumsum(nvec)[:-1]]) - start
+
+    def write(value: Any, row: np.ndarray) -> None:
+        row[...] = 0.0
+        row[offsets + np.asarray(value).reshape(-1)] = 1.0
+
+    return write
+
+
+def pack_action(space: spaces.Space) -> PackedAction:
+    """How to read actions of a Gymnasium space from rows."""
+    if isinstance(space, spaces.Discrete):
+        start = int(space.start)
+        return PackedAction((Choice((int(space.n),)),), True, lambda row: int(row) + start)
+    parts, reads = _action_parts(space, "")
+    if len(parts) == 1 and isinstance(parts[0], Numbers):
+        read = reads[0]
+        return PackedAction(tuple(parts), False, lambda row: read(row.reshape(-1)))
+    if not isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return PackedAction(tuple(parts), False, reads[0])
+    build = _builder(space)
+    ends = np.cumsum([part.width for part in parts]).tolist()
+    spans = [(read, end - part.width, end) for read, part, end in zip(reads, parts, ends, strict=True)]
+    return PackedAction(tuple(parts), False, lambda row: build(iter([f(row[a:b]) for f, a, b in spans])))
+
+
+def _builder(space: spaces.Space) -> Callable[[Any], Any]:
+    """Puts values, in the order of the parts, together to an action of a Dict or Tuple."""
+    if isinstance(space, spaces.Dict):
+        inside = {key: _builder(part) for key, part in space.spaces.items()}
+        return lambda values: {key: build(values) for key, build in inside.items()}
+    if isinstance(space, spaces.Tuple):
+        builders = [_builder(part) for part in space.spaces]
+        return lambda values: tuple(build(values) for build in builders)
+    return next
+
+
+def _action_parts(space: spaces.Space, name: str) -> tuple[list[Choice | Numbers], list[Read]]:
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        items = list(space.spaces.items()) if isinstance(space, spaces.Dict) else list(enumerate(space.spaces))
+        parts: list[Choice | Numbers] = []
+        reads: list[Read] = []
+        for key, part in items:
+            more = _action_parts(part, f"{name}.{key}" if name else str(key))
+            parts += more[0]
+            reads += more[1]
+        return parts, reads
+    if isinstance(space, spaces.Discrete):
+        start = int(space.start)
+        return [Choice((int(space.n),))], [lambda row: int(row[0]) + start]
+    if isinstance(space, spaces.MultiDiscrete):
+        dtype, shape = space.dtype, space.shape
+        return [Choice(tuple(int(n) for n in space.nvec.flatten()))], [lambda row: row.astype(dtype).reshape(shape)]
+    if isinstance(space, spaces.MultiBinary):
+        shape = space.shape
+        return [Choice((2,) * math.prod(shape))], [lambda row: row.astype(np.int8).reshape(shape)]
+    if isinstance(space, spaces.Box):
+        return _action_box(space)
+    raise ShoalError(
+        f"An action of type {type(space).__name__} ({name or space}) is not supported; wrap the environment so that "
+        "it takes Discrete, MultiDiscrete, MultiBinary, Box, or a Dict or Tuple of them."
+    )
+
+
+def _action_box(space: spaces.Box) -> tuple[list[Choice | Numbers], list[Read]]:
+    """Bounds that differ between elements are scaled from -1 to 1; where one is missing, actions are clipped."""
+    low, high, dtype, shape = space.low.reshape(-1), space.high.reshape(-1), space.dtype, space.shape
+    outer = space.shape or (1,)
+    same = bool((low == low[0]).all() and (high == high[0]).all())
+    if same:
+        numbers = Numbers(outer, float(low[0]), float(high[0]))
+        return [numbers], [lambda row: row.astype(dtype).reshape(shape)]
+    if np.isfinite(low).all() and np.isfinite(high).all():
+        middle, half = (high + low) / 2.0, (high - low) / 2.0
+        read = lambda row: (middle + half * np.clip(row, -1.0, 1.0)).astype(dtype).reshape(shape)  # noqa: E731
+        return [Numbers(outer, -1.0, 1.0)], [read]
+    return [Numbers(outer, -math.inf, math.inf)], [lambda row: np.clip(row, low, high).astype(dtype).reshape(shape)]

@@ -1,0 +1,111 @@
+"""Where envs come from: what `gym:ID`, `zoo:MODULE` and `FILE.py:NAME` name. Worker processes import this: no torch."""
+
+import copy
+import importlib
+import inspect
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.errors import ShoalError, unknown
+from shoal.worlds import load_object
+
+
+@dataclass(frozen=True)
+class Source:
+    """A name of an environment and the arguments it is made with."""
+
+    kind: str
+    """gym, zoo, or own: the user's class or function."""
+    name: str
+    kwargs: str = "{}"
+    """JSON."""
+    render: bool = False
+    """Make envs that can be looked at."""
+
+    def make(self) -> Any:
+        """One env."""
+        kwargs = json.loads(self.kwargs)
+        if self.render:
+            kwargs["render_mode"] = "rgb_array"
+        try:
+            if self.kind == "gym":
+                return _make_gym(self.name, kwargs)
+            if self.kind == "zoo":
+                return _zoo_module(self.name).parallel_env(**kwargs)
+            maker = load_object(self.name, "environment")
+            takes = inspect.signature(maker).parameters
+            if "render_mode" not in takes and not any(p.kind is p.VAR_KEYWORD for p in takes.values()):
+                kwargs.pop("render_mode", None)
+            return maker(**kwargs)
+        except ShoalError:
+            raise
+        except Exception as error:
+            wanted = f" with {self.kwargs}" if self.kwargs != "{}" else ""
+            raise ShoalError(
+                f"{self.kind}:{self.name} cannot be made{wanted}: {type(error).__name__}: {_first_line(error)}"
+            ) from error
+
+    @property
+    def max_steps(self) -> int | None:
+        """Steps after which Gymnasium's registry truncates an episode; applied by whoever steps the envs."""
+        return gym_spec(self.name).max_episode_steps if self.kind == "gym" else None
+
+
+def gym_spec(name: str) -> Any:
+    """The registry's entry of a Gymnasium id."""
+    gymnasium = _gymnasium()
+    if name.startswith("ALE/"):
+        import_extra("ale_py", "atari")
+    place, colon, rest = name.partition(":")
+    if colon:  # a module to import first, as Gymnasium writes it
+        importlib.import_module(place)
+    try:
+        return gymnasium.spec(rest if colon else name)
+    except gymnasium.error.Error as error:
+        known = list(gymnasium.envs.registry)
+        if (rest or name) in known:
+            raise ShoalError(f"gym:{name}: {_first_line(error)}") from None
+        raise unknown("Gymnasium environment", rest or name, known) from None
+
+
+def _make_gym(name: str, kwargs: dict[str, Any]) -> Any:
+    """An env without the registry's checks and time limit: the limit is counted by whoever steps it."""
+    spec = copy.deepcopy(gym_spec(name))
+    spec.max_episode_steps = None
+    spec.order_enforce = False
+    return _gymnasium().make(spec, disable_env_checker=True, **kwargs)
+
+
+def _zoo_module(name: str) -> Any:
+    """A PettingZoo module by its short name (`sisl.pursuit_v5`) or its full one."""
+    import_extra("pettingzoo", "multi")
+    for full in (f"pettingzoo.{name}", name):
+        try:
+            module = importlib.import_module(full)
+        except ModuleNotFoundError as error:
+            if error.name and not f"{full}.".startswith(f"{error.name}."):
+                raise ShoalError(f"zoo:{name} needs the package {error.name!r}: {error}.") from None
+            continue
+        except ImportError as error:
+            raise ShoalError(f"zoo:{name}: {_first_line(error)}") from None
+        if not hasattr(module, "parallel_env"):
+            raise ShoalError(f"zoo:{name} has no parallel_env; only PettingZoo's parallel environments can be used.")
+        return module
+    raise ShoalError(f"There is no PettingZoo module {name!r}; write it like sisl.pursuit_v5.")
+
+
+def _gymnasium() -> Any:
+    return import_extra("gymnasium", "gym")
+
+
+def import_extra(module: str, extra: str) -> Any:
+    """A library that comes with one of the extras."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError:
+        raise ShoalError(f"This world needs {module}: pip install 'shoal[{extra}]'.") from None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

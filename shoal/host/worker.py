@@ -1,0 +1,85 @@
+"""A worker process: steps its share of the envs when told to, and says when it is done.
+
+    python -m shoal.host.worker ASSIGNMENT
+
+It talks to its world through two pipes. A byte b in: run bunch b; the same byte out: done. When its envs are made it
+says READY; if one of them raises, FAILED and, as JSON, what happened. It ends when the world closes the pipe, so no
+worker outlives its world.
+"""
+
+import json
+import os
+import signal
+import sys
+import traceback
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from shoal.host.memory import Layout, SharedArrays
+from shoal.host.sources import Source
+
+READY, FAILED = 254, 255
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a worker is to do, and the file descriptors it inherits for it."""
+
+    number: int
+    source: Source
+    layout: Layout
+    bunches: list[tuple[int, int]]
+    """First row and end of the envs of each bunch."""
+    limit: int | None
+    """Steps after which episodes are truncated."""
+    repeat: int
+    """Times that each action is taken."""
+    core: int | None
+    """CPU core to stay on."""
+    memory: int
+    commands: int
+    answers: int
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Assignment":
+        parts = json.loads(text)
+        return cls(**{**parts, "source": Source(**parts["source"])})
+
+
+def work(job: Assignment) -> None:
+    """Make the envs, then serve until the world hangs up."""
+    from shoal.host.envs import EnvFault, make_rows
+
+    if job.core is not None and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {job.core})
+    try:
+        arrays = SharedArrays({name: (kind, tuple(shape)) for name, (kind, shape) in job.layout.items()}, job.memory)
+        rows = [row for start, stop in job.bunches for row in range(start, stop)]
+        envs = make_rows(job.source.make, rows, arrays, job.limit, job.repeat)
+        os.write(job.answers, bytes([READY]))
+        while commands := os.read(job.commands, 64):
+            for bunch in commands:
+                envs.run(*job.bunches[bunch])
+                os.write(job.answers, bytes([bunch]))
+    except EnvFault as fault:
+        _report(job, fault.__cause__ or fault, env=fault.env, seed=fault.seed)
+    except Exception as error:
+        _report(job, error)
+
+
+def _report(job: Assignment, error: BaseException, **where: Any) -> None:
+    told = dict(where, error=f"{type(error).__name__}: {error}", traceback="".join(traceback.format_exception(error)))
+    os.write(job.answers, bytes([FAILED]) + json.dumps(told).encode())
+
+
+def main() -> None:
+    """Entry of the process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the world decides when to end
+    work(Assignment.from_json(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()

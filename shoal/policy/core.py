@@ -1,0 +1,79 @@
+"""Recurrent cores: what a policy remembers of its episode, between its torso and its heads."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import nn
+
+from shoal.policy.mlp import linear, orthogonal
+
+GATES = {"lstm": 4, "gru": 3}
+"""Kind of core -> gates per output."""
+
+
+class Core(nn.Module):
+    """An LSTM (Hochreiter & Schmidhuber 1997) or GRU (Cho et al. 2014) of one layer, with torch's order of gates.
+
+    Its state is one tensor [batch, state_size]: the output, and beside it, in an LSTM, the cell. An episode starts with
+    zeros. States are float32 whatever type the products have.
+    """
+
+    def __init__(self, kind: Literal["lstm", "gru"], features: int, size: int):
+        super().__init__()
+        self.kind, self.size = kind, size
+        self.state_size = 2 * size if kind == "lstm" else size
+        self.input = orthogonal(nn.Linear(features, GATES[kind] * size), 1.0)
+        self.recurrent = orthogonal(nn.Linear(size, GATES[kind] * size), 1.0)
+
+    def step(self, features: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """One step of a batch: features [n, *] and state [n, S] to output [n, size] and the state after it."""
+        parts = self._advance(self._project(features), state.split(self.size, dim=-1))
+        return parts[0], torch.cat(parts, dim=-1)
+
+    # Compiled as a whole, the loop would be unrolled, which takes minutes; so its body is compiled instead.
+    @torch.compiler.disable(recursive=False)
+    def sequence(self, features: torch.Tensor, state: torch.Tensor, ended: torch.Tensor) -> torch.Tensor:
+        """Outputs [T, n, size] over features [T, n, *], from the state [n, S] before the first of them.
+
+        Where an episode `ended` [T, n] with a step, the next one starts with zeros. The products with the inputs need
+        no state and so are one for all steps.
+        """
+        parts, outputs = state.split(self.size, dim=-1), []
+        for projected, over in zip(self._project(features).unbind(), ended.unsqueeze(-1).unbind(), strict=True):
+            output, parts = self._turn(projected, parts, over)
+            outputs.append(output)
+        return torch.stack(outputs)
+
+    def activations(self) -> int:
+        """Numbers that one step of a sample leaves behind."""
+        return 3 * GATES[self.kind] * self.size + 2 * self.state_size
+
+    def _project(self, features: torch.Tensor) -> torch.Tensor:
+        return linear(features, self.input.weight, self.input.bias).float()
+
+    def _turn(
+        self, projected: torch.Tensor, parts: tuple[torch.Tensor, ...], over: torch.Tensor
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        """A step within sequences: its output, and the state that the next one begins with."""
+        after = self._advance(projected, parts)
+        return after[0], tuple(part.masked_fill(over, 0.0) for part in after)
+
+    def _advance(self, projected: torch.Tensor, parts: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        recalled = linear(parts[0], self.recurrent.weight, self.recurrent.bias).float()
+        if self.kind == "lstm":
+            keep_in, keep, new, show = (projected + recalled).chunk(4, dim=-1)
+            cell = torch.sigmoid(keep) * parts[1] + torch.sigmoid(keep_in) * torch.tanh(new)
+            return torch.sigmoid(show) * torch.tanh(cell), cell
+        (reset, keep, new), (reset_, keep_, new_) = projected.chunk(3, dim=-1), recalled.chunk(3, dim=-1)
+        fresh = torch.tanh(new + torch.sigmoid(reset + reset_) * new_)
+        return (fresh + torch.sigmoid(keep + keep_) * (parts[0] - fresh),)
+
+
+CoreMaker = Callable[[int], Core]
+"""Makes a core for the width of a torso's features."""
+
+
+def core_maker(kind: Literal["none", "lstm", "gru"], size: int) -> CoreMaker | None:
+    """A maker of cores of a kind and width (None: the policy has no memory)."""
+    return None if kind == "none" else lambda features: Core(kind, features, size)

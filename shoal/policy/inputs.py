@@ -1,0 +1,91 @@
+"""Which torso suits what a group sees, and the torso for observations of several parts."""
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from shoal.core.world import Group
+from shoal.errors import ShoalError, unknown
+from shoal.policy.actor_critic import mlp_torso
+from shoal.policy.cnn import ImpalaResNet, NatureCNN, channels_come_last, image_size
+from shoal.policy.mlp import Torso
+
+CNNS: dict[str, Any] = {"nature": NatureCNN, "impala": ImpalaResNet}
+
+NAMES = ("auto", "mlp", *CNNS)
+"""Torsos that can be chosen by name."""
+
+IMAGE_SIDE = NatureCNN.smallest
+"""What has three axes and at least this height and width is taken for an image."""
+
+
+def is_image(shape: tuple[int, ...], frames: int = 1) -> bool:
+    """Whether what is seen is an image (or `frames` of them, joined along their first axis), worth a CNN."""
+    return len(shape) == 3 and min(image_size(shape, frames)[1:]) >= IMAGE_SIDE
+
+
+def choose_torso(name: str, group: Group, hidden: tuple[int, ...], activation: str) -> Torso:
+    """A maker of the torso that a name stands for, given what a group sees.
+
+    `auto` is the Nature CNN for images and the MLP for everything else. Where images are parts of a vector, the CNN
+    is for them and the MLP for the rest of it.
+    """
+    if name not in NAMES:
+        raise unknown("policy", name, (*NAMES, "FILE.py:NAME"))
+    mlp, seen, frames = mlp_torso(hidden, activation), group.seen, group.stack
+    images = is_image(seen.shape, frames) or any(is_image(shape) for _, shape in seen.parts)
+    if name == "mlp" or (name == "auto" and not images):
+        return mlp
+    cnn = CNNS["nature" if name == "auto" else name]
+    if seen.parts and images:
+        return lambda shape: MultiInput(seen.parts, cnn, mlp)
+    if len(seen.shape) != 3:
+        raise ShoalError(
+            f"--policy {name} is for images, but group {group.name!r} sees {seen.shape}; use --policy mlp or auto."
+        )
+    return lambda shape: cnn(shape, frames)
+
+
+class MultiInput(nn.Module):
+    """A vector of several parts: every image goes through a CNN of its own, the rest, joined, through an MLP.
+
+    Images hold 0 to 255; those of one name are frames of a stack, joined along their channels.
+    """
+
+    pixels: torch.Tensor
+    """Which numbers are pixels: they are scaled here, and so not normalised before."""
+
+    def __init__(self, parts: tuple[tuple[str, tuple[int, ...]], ...], cnn: Torso, mlp: Torso):
+        super().__init__()
+        self.shapes = [shape for _, shape in parts]
+        self.sizes = [math.prod(shape) for shape in self.shapes]
+        self.images: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+        for i, (name, shape) in enumerate(parts):
+            if is_image(shape):
+                self.images.setdefault((name, shape), []).append(i)
+        inside = {i for places in self.images.values() for i in places}
+        self.rest = [i for i in range(len(parts)) if i not in inside]
+        flags = [torch.full((size,), i in inside) for i, size in enumerate(self.sizes)]
+        self.register_buffer("pixels", torch.cat(flags), persistent=False)
+        shapes = []
+        for (_, shape), places in self.images.items():
+            channels, *sides = image_size(shape)
+            shapes.append((channels * len(places), *sides))
+        self.cnns = nn.ModuleList(cnn(shape) for shape in shapes)
+        self.mlp = mlp((sum(self.sizes[i] for i in self.rest),)) if self.rest else None
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        pieces = observation.split(self.sizes, dim=1)
+        features = []
+        for cnn, places in zip(self.cnns, self.images.values(), strict=True):
+            features.append(cnn(torch.cat([self._image(pieces[i], self.shapes[i]) for i in places], dim=1) / 255.0))
+        if self.mlp is not None:
+            features.append(self.mlp(torch.cat([pieces[i] for i in self.rest], dim=1)))
+        return torch.cat(features, dim=1)
+
+    def _image(self, flat: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        """[batch, C, H, W] of a flat image, however its axes stand."""
+        image = flat.unflatten(1, shape)
+        return image.permute(0, 3, 1, 2) if channels_come_last(shape) else image

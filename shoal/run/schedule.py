@@ -1,0 +1,300 @@
+"""Collecting from host worlds: who waits for whom while policies act on the device and envs step on CPU cores.
+
+Envs come in bunches (see shoal/host/engines.py). In *lockstep* all of them act and step together; *alternating*, one
+half steps while the policies act for the other; *first-come*, the bunches that are done first act first. What an env
+does depends on its own observations and noise alone, so all three make the same experience.
+"""
+
+import time
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from shoal.core.graph import Graphed
+from shoal.errors import ShoalError
+from shoal.host.world import HostWorld
+from shoal.learn.rollout import Rollout, stacked
+from shoal.run.collect import Collector
+
+TRIAL_SECONDS = 0.4
+"""How long each schedule is tried before one is chosen."""
+
+CLEARLY = 1.03
+"""How much faster than lockstep, the simplest, another schedule must be."""
+
+
+class Span(NamedTuple):
+    """Neighbouring envs that stand at the same step of a rollout."""
+
+    t: int
+    rows: slice
+
+
+class HostCollector(Collector):
+    """Fills rollouts from a host world, by the schedule that its settings name."""
+
+    world: HostWorld
+
+    def __init__(self, *given, graph: bool = True, **named):
+        super().__init__(*given, **named)
+        self.schedule = self.world.config.schedule
+        self._measured = ""
+        self._stage_graph = graph and self.world.device.type == "cuda"
+        self._stages: dict[int, list[_Stage]] = {}
+        self._taken = np.zeros(self.world.num_envs, dtype=np.int64)
+        """Slots for final observations that each env has used in this rollout."""
+
+    def _keep_all(self) -> list:
+        """Nothing: the host knows which episodes were cut off, and keeps just those (`_keep_final`)."""
+        return []
+
+    def start(self, seed: int, first_env: int = 0) -> None:
+        if self.schedule == "auto":
+            self._choose_schedule(seed, first_env)
+        super().start(seed, first_env)
+
+    def remarks(self) -> list[str]:
+        return [f"envs are stepped {self.world.describe()}; schedule: {self.schedule}{self._measured}"]
+
+    def collect(self) -> None:
+        self._begin()
+        self._taken[:] = 0
+        self._serve(self.schedule, self.steps)
+        self.counter.add_(1)
+
+    # --- schedules -------------------------------------------------------------------------------------------------
+
+    def _serve(self, schedule: str, steps: int) -> None:
+        count = len(self.world.bunches)
+        if schedule == "first-come":
+            self._first_come(steps)
+        elif schedule == "alternating":
+            self._in_turn([range(count // 2), range(count // 2, count)], steps)
+        else:
+            self._in_turn([range(count)], steps)
+
+    def _in_turn(self, parts: list[range], steps: int) -> None:
+        """One part after the other acts and is sent off; by the time it is awaited, the others have acted."""
+        for t in range(steps):
+            for part in parts:
+                if t:
+                    self._receive(part, t - 1)
+                self._send(part, [t] * len(part))
+        for part in parts:
+            self._receive(part, steps - 1)
+
+    def _receive(self, part: range, t: int) -> None:
+        done = self.world.take(part, len(part))
+        self._finish(done, [t] * len(done))
+
+    def _first_come(self, steps: int) -> None:
+        """Whenever half of the bunches are ready, they act; every bunch makes the same number of steps."""
+        count = len(self.world.bunches)
+        enough, at = -(-count // 2), [0] * count
+        ready, running = list(range(count)), set()
+        while ready or running:
+            if len(ready) >= enough or not running:
+                batch, ready = sorted(ready[:enough]), ready[enough:]
+                self._send(batch, [at[b] for b in batch])
+                running.update(batch)
+                continue
+            done = self.world.take(running, min(enough - len(ready), len(running)))
+            self._finish(done, [at[b] for b in done])
+            running.difference_update(done)
+            for bunch in done:
+                at[bunch] += 1
+                if at[bunch] < steps:
+                    ready.append(bunch)
+
+    def _choose_schedule(self, seed: int, first_env: int) -> None:
+        """Try each schedule for a moment; the run begins afterwards from the same seed, whichever is chosen."""
+        world = self.world
+        candidates = ["lockstep", "alternating", "first-come"] if len(world.bunches) > 1 else ["lockstep"]
+        times = {}
+        for schedule in candidates if len(candidates) > 1 else ():
+            world.reset(seed, first_env, phase=0)
+            self.show_current()
+            self._begin()
+            self._serve(schedule, min(4, self.steps))  # compiles, and records graphs
+            steps, spent = 0, 0.0
+            while spent < TRIAL_SECONDS:
+                self._taken[:] = 0
+                start = time.perf_counter()
+                self._serve(schedule, min(8, self.steps))
+                spent += time.perf_counter() - start
+                steps += min(8, self.steps)
+            times[schedule] = spent / steps
+        best = min(times, key=lambda name: times[name] * (1.0 if name == "lockstep" else CLEARLY), default="lockstep")
+        self.schedule = best
+        told = ", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in times.items())
+        self._measured = f" (a step of all envs: {told})" if told else ""
+
+    # --- acting and receiving --------------------------------------------------------------------------------------
+
+    def _send(self, bunches, at: list[int]) -> None:
+        """The policies act for these bunches, each at its step; then they are set going."""
+        spans = self._spans(bunches, at)
+        if len(spans) == 1 and not self._stage_graph:
+            actions = self._act_for(spans[0])
+            self.world.give(actions, spans[0].rows)
+        else:
+            for stage in self._stages_for(spans):
+                stage.act(spans)
+            for span in spans:
+                self.world.give(self._actions(span), span.rows, wait=False)
+            self.world.wait_for_actions()
+        self.world.send(bunches)
+
+    def _spans(self, bunches, at: list[int]) -> list[Span]:
+        """The bunches, joined where they are neighbours at the same step."""
+        spans: list[Span] = []
+        for bunch, t in zip(bunches, at, strict=True):
+            rows = self.world.bunches[bunch]
+            if spans and spans[-1].t == t and spans[-1].rows.stop == rows.start:
+                spans[-1] = Span(t, slice(spans[-1].rows.start, rows.stop))
+            else:
+                spans.append(Span(t, rows))
+        return spans
+
+    def _act_for(self, span: Span) -> dict[str, torch.Tensor]:
+        for name in self.policies:
+            with torch.no_grad():
+                self._act(self.policies[name], *self._views(name, span))
+        return self._actions(span)
+
+    def _views(self, name: str, span: Span) -> tuple[torch.Tensor | None, ...]:
+        """What a policy reads and writes for the envs of a span."""
+        r, (t, rows) = self.rollouts[name], span
+        frames, age = r.window(t)
+        noise = self._noise[name][t].unflatten(0, (self.world.num_envs, -1))[rows]
+        world_action = self._world_action.get(name)
+        return (
+            frames[:, rows],
+            None if age is None else age[:, rows],
+            None if r.state is None else r.state[-1][rows],
+            None if r.action_mask is None else r.action_mask[t][rows],
+            noise.flatten(0, 1),
+            r.action[t][rows],
+            r.log_prob[t][rows],
+            r.value[t][rows] if r.valued else None,
+            None if world_action is None else world_action[rows],
+        )
+
+    def _actions(self, span: Span) -> dict[str, torch.Tensor]:
+        """What the world is to do, by group, for all envs (those of the span are new)."""
+        actions = {}
+        for name, slots in self._slots.items():
+            chosen = self._world_action.get(name)
+            chosen = self.rollouts[name].action[span.t] if chosen is None else chosen
+            actions.update({group: chosen[:, place] for group, place in slots.items()})
+        return actions
+
+    def _stages_for(self, spans: list[Span]) -> list["_Stage"]:
+        size = max(sum(span.rows.stop - span.rows.start for span in spans), self._most)
+        if size not in self._stages:
+            self._stages[size] = [_Stage(self, name, size) for name in self.policies]
+        return self._stages[size]
+
+    @property
+    def _most(self) -> int:
+        """Envs that act at once when half of the bunches do, so that one graph does for first-come."""
+        sizes = sorted((rows.stop - rows.start for rows in self.world.bunches), reverse=True)
+        return sum(sizes[: -(-len(sizes) // 2)]) if self.schedule == "first-come" else 0
+
+    def _finish(self, bunches: list[int], at: list[int]) -> None:
+        """Put what bunches brought into their rows, and see to episodes that ended."""
+        for span in self._spans(bunches, at):
+            t, rows = span
+            self.world.show(rows, self._rows[t])
+            lost = self.world.lost[rows].nonzero()[0] + rows.start
+            if len(lost):
+                self._drop(t, lost)
+            cut = self.world.cut(rows)
+            for rollout in self.rollouts.values():
+                if len(cut):
+                    self._keep_final(rollout, t, cut)
+                rollout.settle(t, rows)
+            self._taken[cut] += 1
+
+    def _keep_final(self, rollout: Rollout, t: int, envs: np.ndarray) -> None:
+        """Put what was seen last into the next free slot of each env that was cut off."""
+        name = next(n for n, r in self.rollouts.items() if r is rollout)
+        slots = self._taken[envs]
+        if slots.max() >= rollout.final_observation.shape[0]:
+            raise ShoalError(
+                f"{self.world.name}: env {envs[slots.argmax()]} was truncated {slots.max() + 1} times within "
+                f"{self.steps} steps, more often than its limit of {self.world.time_limit} steps allows; "
+                "say that it has rules of its own: --own-truncation."
+            )
+        device = self.world.device
+        where = torch.from_numpy(envs).to(device)
+        place = torch.from_numpy(slots).to(device), where
+        stack, final = rollout.stack, self._final[name][where].unsqueeze(0)
+        age = None
+        if rollout.age is not None:
+            age = (rollout.age[t, where] + 1).clamp(max=stack - 1).unsqueeze(0)
+            final = torch.cat([rollout.observation[t + 1 : t + stack][:, where], final])
+        kept = rollout.final_observation
+        kept[place] = stacked(final, age).view(len(envs), *kept.shape[2:])
+        if rollout.final_alive is not None:
+            rollout.final_alive[place] = self._final_alive[name][where]
+        if rollout.state is not None and rollout.final_state is not None:
+            rollout.final_state[place] = rollout.state[-1][where]
+
+    def _drop(self, t: int, envs: np.ndarray) -> None:
+        """Envs were lost in step t: no loss, statistic or normaliser sees what is left of their last episodes."""
+        for rollout in self.rollouts.values():
+            ended = (rollout.terminated[:t, envs] | rollout.truncated[:t, envs]).cpu().numpy()
+            for env, ends in zip(envs.tolist(), ended.T, strict=True):
+                first = int(ends.nonzero()[0][-1]) + 1 if ends.any() else 0
+                if rollout.alive is not None:
+                    rollout.alive[first : t + 1, env] = False
+                rollout.terminated[t, env] = True
+                rollout.truncated[t, env] = False
+                rollout.reward[t, env] = 0.0
+
+
+class _Stage:
+    """Memory of its own for one policy and so many envs: what a graph needs, and what spans are gathered in."""
+
+    def __init__(self, collector: HostCollector, name: str, size: int):
+        self.collector, self.name, self.size = collector, name, size
+        whole = collector._views(name, Span(0, slice(0, collector.world.num_envs)))
+        self.axes = [1, 1, 0, 0, None, 0, 0, 0, 0]
+        """Along which axis of each of `_views` the envs stand; noise has a row per agent."""
+        agents = collector.rollouts[name].reward.shape[2]
+        self.agents = agents
+        self.memory: list[torch.Tensor | None] = []
+        for view, axis in zip(whole, self.axes, strict=True):
+            if view is None:
+                self.memory.append(None)
+                continue
+            shape = list(view.shape)
+            shape[axis or 0] = size if axis is not None else size * agents
+            self.memory.append(torch.zeros(shape, dtype=view.dtype, device=view.device))
+        self.run = Graphed(self._act, collector.world.device, collector._stage_graph)
+
+    def _act(self) -> None:
+        with torch.no_grad():
+            self.collector._act(self.collector.policies[self.name], *self.memory)
+
+    def act(self, spans: list[Span]) -> None:
+        """Gather what the policy reads, let it act, and put what it wrote in its place."""
+        views = [self.collector._views(self.name, span) for span in spans]
+        self._copy(spans, views, range(5), inwards=True)
+        self.run()
+        self._copy(spans, views, (2, 5, 6, 7, 8), inwards=False)
+
+    def _copy(self, spans: list[Span], views, which, inwards: bool) -> None:
+        start = 0
+        for span, parts in zip(spans, views, strict=True):
+            count = span.rows.stop - span.rows.start
+            for index in which:
+                memory, part, axis = self.memory[index], parts[index], self.axes[index]
+                if memory is None or part is None:
+                    continue
+                scale = 1 if axis is not None else self.agents
+                own = memory.narrow(axis or 0, start * scale, count * scale)
+                (own if inwards else part).copy_(part if inwards else own)
+            start += count

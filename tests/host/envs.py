@@ -1,0 +1,126 @@
+"""Small environments for the tests: what they do follows from their seed and their actions."""
+
+import time
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+
+class Walk(gym.Env):
+    """A number that goes up or down; the episode ends at a length drawn from the seed, by termination or truncation."""
+
+    def __init__(self, longest: int = 12, truncate: bool = False):
+        self.observation_space = spaces.Box(-np.inf, np.inf, (3,))
+        self.action_space = spaces.Discrete(2)
+        self.longest, self.truncate = longest, truncate
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place, self.time = float(self.np_random.normal()), 0
+        self.end = int(self.np_random.integers(3, self.longest + 1))
+        return self._look(), {}
+
+    def _look(self):
+        return np.array([self.place, self.time, self.end], dtype=np.float32)
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        self.place += 1.0 if action else -1.0
+        self.time += 1
+        over = self.time >= self.end
+        return self._look(), self.place, over and not self.truncate, over and self.truncate, {}
+
+
+class Trouble(Walk):
+    """Walk, until a file appears: then the first env that sees it removes it and raises, or hangs."""
+
+    def __init__(self, marker: str = "", hang: bool = False, **kwargs):
+        super().__init__(**kwargs)
+        self.marker, self.hang = Path(marker), hang
+
+    def step(self, action):
+        if self.marker.exists():
+            try:
+                self.marker.unlink()
+            except FileNotFoundError:
+                return super().step(action)
+            if self.hang:
+                time.sleep(3600)
+            raise RuntimeError("the ground gave way")
+        return super().step(action)
+
+
+class Picnic(gym.Env):
+    """A Dict of observations and a Dict of actions, one of each kind."""
+
+    def __init__(self):
+        self.observation_space = spaces.Dict(
+            place=spaces.Box(-1.0, 1.0, (2,)),
+            bag=spaces.Tuple((spaces.Discrete(3), spaces.MultiBinary(2))),
+            kind=spaces.MultiDiscrete([2, 3]),
+        )
+        self.action_space = spaces.Dict(
+            go=spaces.Box(np.array([0.0, -5.0]), np.array([1.0, 5.0]), dtype=np.float32),
+            eat=spaces.Discrete(3, start=1),
+            mix=spaces.MultiDiscrete([2, 4]),
+        )
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        self.time = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        self.time += 1
+        return self.observation_space.sample(), float(action["eat"]), self.time == 9, False, {}
+
+
+class Broken(gym.Env):
+    """Cannot be made."""
+
+    def __init__(self):
+        raise ValueError("no such luck")
+
+
+class Hunt:
+    """A parallel environment of PettingZoo's kind: two hunters and a deer, who leave at different times."""
+
+    metadata = {"name": "hunt"}
+    possible_agents = ("hunter_0", "hunter_1", "deer")
+
+    def observation_space(self, agent):
+        return spaces.Box(-np.inf, np.inf, (3 if agent == "deer" else 2,))
+
+    def action_space(self, agent):
+        return spaces.Discrete(4 if agent == "deer" else 2)
+
+    def reset(self, seed=None, options=None):
+        if seed is not None:
+            self.random = np.random.default_rng(seed)
+        self.agents = list(self.possible_agents)
+        self.time = 0
+        self.leaves = {agent: int(self.random.integers(2, 9)) for agent in self.agents}
+        self.limit = 6
+        return self._look(self.agents), {agent: {} for agent in self.agents}
+
+    def _look(self, agents):
+        return {
+            a: np.full(self.observation_space(a).shape, self.time + 0.1 * self.leaves[a], np.float32) for a in agents
+        }
+
+    def step(self, actions):
+        assert set(actions) == set(self.agents)
+        self.time += 1
+        before = list(self.agents)
+        ends = {a: self.time >= self.leaves[a] for a in before}
+        cuts = {a: self.time >= self.limit and not ends[a] for a in before}
+        rewards = {a: float(actions[a]) + self.time for a in before}
+        self.agents = [a for a in before if not ends[a] and not cuts[a]]
+        return self._look(before), rewards, ends, cuts, {a: {} for a in before}
+
+    def close(self):
+        pass

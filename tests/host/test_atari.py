@@ -1,0 +1,88 @@
+import numpy as np
+import pytest
+import torch
+
+from shoal.errors import ShoalError
+from shoal.host.native import pack_seeds
+from shoal.run.config import make_job
+from shoal.run.trainer import Trainer
+from shoal.worlds import world_class
+
+vector_env = pytest.importorskip("ale_py.vector_env")
+
+
+def make(game, num_envs, **settings):
+    cls = world_class(f"ale:{game}")
+    return cls(num_envs, "cpu", cls.Config(**{"phase": 0, "schedule": "lockstep", "workers": 2, **settings}))
+
+
+def test_frames_and_true_scores_are_ale_py_s_own():
+    world = make("pong", 3, life_loss=False, noops=5)
+    twin = vector_env.AtariVectorEnv(
+        "pong", 3, stack_num=1, noop_max=5, autoreset_mode="SameStep", reward_clipping=False, num_threads=1
+    )
+    seen, _ = twin.reset(seed=pack_seeds(2, 0, 3))
+    np.testing.assert_array_equal(world.reset(2).groups["agent"].observation[:, 0], seen)
+    random = np.random.default_rng(0)
+    for _ in range(150):
+        actions = random.integers(0, 6, 3).astype(np.int32)
+        out = world.step(torch.from_numpy(actions)[:, None])
+        seen, reward, terminated, _, _ = twin.step(actions)
+        np.testing.assert_array_equal(out.groups["agent"].observation[:, 0], seen)
+        np.testing.assert_array_equal(out.groups["agent"].reward[:, 0], np.clip(reward, -1, 1))
+        np.testing.assert_array_equal(out.terminated, terminated)
+
+
+def test_learners_see_signs_but_statistics_the_points():
+    world = make("breakout", 4, life_loss=True, phase=0)
+    world.reset(0)
+    shown = torch.zeros(4)
+    for t in range(400):
+        out = world.step(torch.full((4, 1), 1 + (t // 7) % 3, dtype=torch.int32))
+        shown = torch.maximum(shown, out.groups["agent"].reward[:, 0])
+    assert set(shown.tolist()) <= {0.0, 1.0}
+    stats = world.statistics()
+    assert int(stats.episodes.sum()) > 4  # a life is an episode
+    assert world.playing(world.config).life_loss is False
+
+
+def test_an_end_keeps_the_final_frame_and_shows_the_first_of_the_next_game():
+    cls = world_class("ale:pong")
+    world = cls(2, "cpu", cls.Config(phase=0, schedule="lockstep", noops=0), time_limit=20)
+    first = world.reset(1).groups["agent"].observation.clone()
+    for t in range(20):
+        before = world.outputs.groups["agent"].observation.clone()
+        out = world.step(torch.zeros(2, 1, dtype=torch.int32))
+        assert bool(out.truncated.all()) == (t == 19)
+    group = out.groups["agent"]
+    assert not torch.equal(group.final_observation, group.observation)
+    assert (group.final_observation.float() - before.float()).abs().mean() < 5.0
+    assert (group.observation.float() - first.float()).abs().mean() < 5.0
+
+
+def test_games_start_out_of_phase():
+    world = make("pong", 8, phase=12, noops=0)
+    shown = world.reset(3).groups["agent"].observation
+    assert len({bytes(frame.numpy().tobytes()) for frame in shown}) > 3
+
+
+def test_a_policy_sees_four_frames_that_are_stored_once():
+    settings = dict(num_envs=4, rollout=8, minibatches=2, epochs=1, device="cpu", total_steps=1000)
+    trainer = Trainer(make_job("ale:pong", world_config=dict(phase=6, schedule="alternating"), **settings))
+    trainer.iterate()
+    trainer.collect()
+    rollout = trainer.collector.rollouts["agent"]
+    assert rollout.observation.shape == (3 + 8 + 1, 4, 1, 1, 84, 84)
+    assert trainer.policies["agent"].group.seen.shape == (4, 84, 84)
+    trainer.world.close()
+
+
+def test_bad_settings_are_refused():
+    config = world_class("ale:pong").Config
+    for bad, told in (
+        (dict(sticky=2.0), "--sticky"),
+        (dict(frame_skip=0), "--frame-skip"),
+        (dict(batch="processes"), "native batch only"),
+    ):
+        with pytest.raises(ShoalError, match=told):
+            config(**bad)

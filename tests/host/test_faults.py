@@ -1,0 +1,156 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+
+from shoal.errors import ShoalError
+from shoal.run.config import make_job
+from shoal.run.trainer import Trainer
+from shoal.worlds import world_class
+
+HERE = Path(__file__).parent / "envs.py"
+
+
+def trainer(marker, hang=False, schedule="lockstep", **settings):
+    kwargs = dict(marker=str(marker), hang=hang)
+    host = dict(batch="processes", workers=2, schedule=schedule, phase=0, patience=1.5, env_kwargs=kwargs)
+    host.update(settings)
+    sizes = dict(num_envs=8, rollout=12, total_steps=10_000, minibatches=2, epochs=1, device="cpu")
+    return Trainer(make_job(f"{HERE}:Trouble", world_config=host, **sizes))
+
+
+def check_dropped(rollout, lost):
+    """Rows of the lost envs count only if they belong to an episode that ended before the loss."""
+    alive, over = rollout.alive[:-1, :, 0], rollout.terminated | rollout.truncated
+    for env in range(8):
+        dropped = (~alive[:, env]).nonzero().flatten().tolist()
+        assert bool(dropped) == (env in lost), (env, dropped)
+        if dropped:
+            first, last = dropped[0], dropped[-1]
+            assert dropped == list(range(first, last + 1))
+            assert first == 0 or bool(over[first - 1, env])
+            assert bool(over[last, env])
+            assert not bool(over[first:last, env].any())
+
+
+@pytest.mark.parametrize("schedule", ["lockstep", "alternating", "first-come"])
+def test_training_goes_on_when_a_worker_is_killed(schedule, tmp_path, capfd):
+    found = trainer(tmp_path / "marker", schedule=schedule)
+    with closing(found.world):
+        found.iterate()
+        engine = found.world.engine
+        victim = engine.workers[1].process
+        taken = found.world.take
+
+        def take(*given):  # in the middle of a rollout
+            if found.collector._taken is not None and victim.poll() is None and int(found.world._length[0]) > 2:
+                os.kill(victim.pid, signal.SIGKILL)
+            return taken(*given)
+
+        found.world.take = take
+        found.collect()
+        assert victim.poll() is not None
+        lost = {row for rows in engine._shares[1] for row in range(rows.start, rows.stop)}
+        check_dropped(found.collector.rollouts["agent"], lost)
+        found.learn()
+        for _ in range(3):
+            found.iterate()
+        assert torch.isfinite(torch.cat([p.flatten() for p in found.policies["agent"].parameters()])).all()
+        assert bool(found.collector.rollouts["agent"].alive.all())
+    told = capfd.readouterr().err
+    assert "killed by SIGKILL" in told
+    assert "2 restart(s) left" in told
+
+
+@pytest.mark.parametrize("hang", [False, True])
+def test_an_env_that_raises_or_hangs_is_named_and_replaced(hang, tmp_path, capfd):
+    marker = tmp_path / "marker"
+    found = trainer(marker, hang)
+    with closing(found.world):
+        found.iterate()
+        marker.touch()
+        start = time.monotonic()
+        found.iterate()
+        assert time.monotonic() - start < 20
+        assert not marker.exists()
+        found.iterate()
+        dead = int((~found.collector.rollouts["agent"].alive).sum())
+        assert dead == 0
+    told = capfd.readouterr().err
+    if hang:
+        assert "did not answer for 1.5 s and was killed" in told
+    else:
+        assert "RuntimeError: the ground gave way in env" in told
+        assert "(seed" in told
+        assert "in step" in told  # the worker's own traceback
+
+
+def test_too_many_restarts_are_an_error_with_the_traceback(tmp_path):
+    marker = tmp_path / "marker"
+    found = trainer(marker, restarts=0)
+    with closing(found.world):
+        found.iterate()
+        marker.touch()
+        with pytest.raises(ShoalError, match="the ground gave way") as caught:
+            found.iterate()
+        assert "Traceback" in str(caught.value)
+        assert caught.value.exit_code == 1
+
+
+def test_a_lost_episode_counts_for_nothing_in_plain_steps(tmp_path):
+    cls = world_class(f"{HERE}:Trouble")
+    settings = dict(env_kwargs=dict(marker=str(tmp_path / "m")), batch="processes", workers=2, phase=0, patience=5.0)
+    with closing(cls(4, "cpu", cls.Config(**settings, schedule="lockstep"))) as world:
+        world.reset(0)
+        action = torch.ones(4, 1, dtype=torch.int32)
+        world.step(action)
+        os.kill(world.engine.workers[0].process.pid, signal.SIGKILL)
+        time.sleep(0.2)
+        out = world.step(action)
+        assert world.lost.tolist() == [True, True, False, False]
+        assert not bool((out.terminated | out.truncated)[:2].any())
+        assert out.groups["agent"].observation[:2, 0, 1].tolist() == [0.0, 0.0]
+        world.step(action)
+        assert not world.lost.any()
+
+
+def children(pid):
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
+    return [int(word) for word in found.stdout.split()]
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_no_process_and_no_memory_is_left_behind(number, tmp_path):
+    before = set(os.listdir("/dev/shm"))
+    command = [sys.executable, "-m", "shoal", "train", f"{HERE}:Walk", "--batch", "processes", "--workers", "2"]
+    flags = ["--num-envs", "4", "--total-steps", "1e8", "--eval-episodes", "0", "--run-dir", str(tmp_path / "run")]
+    process = subprocess.Popen([*command, *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if "steps/s" in line:
+            break
+    workers = children(process.pid)
+    assert len(workers) == 2, "".join(lines)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while any(alive(pid) for pid in workers) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(alive(pid) for pid in workers)
+    assert set(os.listdir("/dev/shm")) <= before

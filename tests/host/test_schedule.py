@@ -1,0 +1,94 @@
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from shoal.errors import ShoalError
+from shoal.run.config import make_job
+from shoal.run.trainer import Trainer
+
+HERE = Path(__file__).parent / "envs.py"
+
+
+def trainer(name="Walk", kwargs=None, **settings):
+    host = dict(batch="processes", workers=2, schedule=settings.pop("schedule", "lockstep"), phase=5)
+    host["env_kwargs"] = kwargs or {}
+    settings = dict(num_envs=6, rollout=20, total_steps=10_000, minibatches=2, epochs=1, device="cpu") | settings
+    return Trainer(make_job(f"{HERE}:{name}", world_config=host, **settings))
+
+
+def experience(schedule, updates=3, **settings):
+    made = []
+    found = trainer(schedule=schedule, **settings)
+    with closing(found.world):
+        for _ in range(updates):
+            found.collect()
+            for r in found.collector.rollouts.values():
+                made += [v.clone() for v in vars(r).values() if isinstance(v, torch.Tensor)]
+            found.learn()
+        made.append(found.world.statistics().episodes.clone())
+    return made
+
+
+@pytest.mark.parametrize("schedule", ["alternating", "first-come"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(kwargs={"truncate": True}, time_limit=11),
+        dict(kwargs={"truncate": True}, frame_stack=3, time_limit=12),
+        dict(name="Hunt"),
+        dict(core="lstm", core_size=8, kwargs={"truncate": True}),
+    ],
+    ids=["truncated", "stacked", "groups", "recurrent"],
+)
+def test_all_schedules_make_the_same_experience(schedule, settings):
+    for a, b in zip(experience("lockstep", **settings), experience(schedule, **settings), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_a_rollout_is_what_the_envs_did():
+    found = trainer(schedule="alternating", kwargs={"truncate": True}, time_limit=9)
+    with closing(found.world):
+        for _ in range(3):
+            found.collect()
+            r = found.collector.rollouts["agent"]
+            seen, act, reward = r.observation[:, :, 0].numpy(), r.action[:, :, 0].numpy(), r.reward[:, :, 0].numpy()
+            over = (r.terminated | r.truncated).numpy()
+            slots = np.zeros(6, int)
+            for t in range(20):
+                moved = seen[t, :, 0] + np.where(act[t] == 1, 1.0, -1.0)
+                np.testing.assert_allclose(reward[t], moved, rtol=1e-5, atol=1e-5)
+                for env in range(6):
+                    if over[t, env]:
+                        assert seen[t + 1, env, 1] == 0
+                        final = r.final_observation[slots[env], env, 0].numpy()
+                        np.testing.assert_allclose(final[:2], [moved[env], seen[t, env, 1] + 1], rtol=1e-5, atol=1e-5)
+                        slots[env] += 1
+                    else:
+                        np.testing.assert_allclose(seen[t + 1, env, 0], moved[env], rtol=1e-5, atol=1e-5)
+            assert slots.sum() > 4
+
+
+def test_auto_measures_and_says_why():
+    found = trainer(schedule="auto")
+    with closing(found.world):
+        assert found.collector.schedule in ("lockstep", "alternating", "first-come")
+        remark = found.collector.remarks()[0]
+        assert "2 worker process(es) with 3 envs each" in remark
+        assert "ms" in remark
+        found.iterate()
+
+
+def test_an_env_that_is_cut_off_more_often_than_its_limit_allows_is_named():
+    import gymnasium
+
+    from tests.host.envs import Walk
+
+    gymnasium.register("Walk-v0", Walk, max_episode_steps=30)
+    settings = dict(num_envs=4, rollout=20, device="cpu", minibatches=2)
+    host = dict(batch="serial", env_kwargs={"truncate": True, "longest": 3}, phase=0)
+    with pytest.raises(ShoalError, match="--own-truncation"):
+        Trainer(make_job("gym:Walk-v0", world_config=host, **settings)).collect()
+    Trainer(make_job("gym:Walk-v0", world_config=host | dict(own_truncation=True), **settings)).collect()

@@ -1,0 +1,339 @@
+"""Policies that remember: sequences against single steps, gradients against torch's cells, a task of memory."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import warp as wp
+from torch import nn
+from torch.distributions import Categorical
+
+import shoal
+from shoal.core import Box, Discrete, Field, Group, KernelWorld, Random
+from shoal.core.random import integer
+from shoal.core.wrappers import FrameStack, TimeLimit
+from shoal.errors import ShoalError
+from shoal.learn import A2C, PPO, A2CConfig, PPOConfig
+from shoal.learn.rollout import stacked
+from shoal.policy import ActorCritic, Core, core_maker, mlp_torso
+from shoal.run.checkpoint import load_checkpoint
+from shoal.run.collect import Collector
+from shoal.run.config import make_job
+from shoal.run.evaluate import Player, evaluate
+from shoal.run.trainer import Trainer
+from tests.core.test_groups import Meadow
+from tests.helpers import Counting
+
+KINDS = ("lstm", "gru")
+SIZE = 6
+
+
+# --- the core itself ------------------------------------------------------------------------------------------------
+
+
+def cell_of(core: Core) -> Any:
+    """Torch's own cell with the weights of a core."""
+    cell = (nn.LSTMCell if core.kind == "lstm" else nn.GRUCell)(core.input.in_features, core.size)
+    pairs = zip(("ih", "hh"), (core.input, core.recurrent), strict=True)
+    cell.load_state_dict({f"{what}_{end}": getattr(layer, what) for end, layer in pairs for what in ("weight", "bias")})
+    return cell
+
+
+def walk(cell: Any, features: torch.Tensor, state: torch.Tensor, ended: torch.Tensor) -> torch.Tensor:
+    """Outputs [T, size] of one sequence, with a fresh state after every end."""
+    parts = [part[None] for part in state.split(cell.hidden_size)]
+    outputs = []
+    for x, over in zip(features, ended, strict=True):
+        after = cell(x[None], tuple(parts) if len(parts) > 1 else parts[0])
+        parts = list(after) if isinstance(after, tuple) else [after]
+        outputs.append(parts[0][0])
+        if over:
+            parts = [torch.zeros_like(part) for part in parts]
+    return torch.stack(outputs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_core_equals_torch_s_cell(kind):
+    """Outputs and gradients of sequences with ends inside, and the state after single steps."""
+    torch.manual_seed(0)
+    core = Core(kind, 3, SIZE)
+    nn.init.normal_(core.input.bias)
+    nn.init.normal_(core.recurrent.bias)
+    features, state = torch.randn(9, 4, 3), torch.randn(4, core.state_size)
+    ended, weight = torch.rand(9, 4) < 0.3, torch.randn(9, 4, SIZE)
+    found = core.sequence(features, state, ended)
+    (found * weight).sum().backward()
+    cell = cell_of(core)
+    expected = torch.stack([walk(cell, features[:, i], state[i], ended[:, i]) for i in range(4)], dim=1)
+    (expected * weight).sum().backward()
+    torch.testing.assert_close(found, expected)
+    for ours, theirs in zip((core.input, core.recurrent), ("ih", "hh"), strict=True):
+        for what in ("weight", "bias"):
+            torch.testing.assert_close(getattr(ours, what).grad, getattr(cell, f"{what}_{theirs}").grad)
+    for t in range(9):
+        out, state = core.step(features[t], state)
+        torch.testing.assert_close(out, expected[t])
+        state = torch.where(ended[t, :, None], 0.0, state)
+
+
+# --- collecting and learning ----------------------------------------------------------------------------------------
+
+
+def make_policies(world, kind: str, normalise=False) -> dict[str, ActorCritic]:
+    torch.manual_seed(0)
+    made = {}
+    for g in world.groups:
+        core = core_maker(kind, SIZE)
+        made[g.name] = policy = ActorCritic(g, mlp_torso((8,), "tanh"), False, normalise, 0.0, core)
+        with torch.no_grad():
+            policy.head.linear.weight.normal_()
+    return made
+
+
+def make_collector(world, kind: str, steps: int) -> Collector:
+    made = Collector(world, make_policies(world, kind), steps, 0)
+    made.start(0)
+    return made
+
+
+WORLDS = {
+    "counting": lambda: Counting(6),
+    "stacked": lambda: FrameStack(Counting(6), 3),
+    "several agents that leave": lambda: TimeLimit(Meadow(6), 5),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("steps", [1, 5, 16])
+def test_learning_over_sequences_equals_stepping(world, kind, steps):
+    """Log-probabilities and values over whole sequences are those of acting; so is what the future is worth."""
+    made = make_collector(WORLDS[world](), kind, steps)
+    name = list(made.rollouts)[-1]
+    rollout, policy = made.rollouts[name], made.policies[name]
+    learner = PPO(policy, rollout, PPOConfig(minibatches=1))
+    envs, agents = rollout.reward.shape[1:]
+    state = torch.zeros(envs * agents, policy.state_size)
+    cuts = 0
+    for _ in range(max(3, 24 // steps)):
+        made.collect()
+        torch.testing.assert_close(rollout.state[0].flatten(0, 1), state)
+        with torch.no_grad():
+            learner._values()
+            slots = torch.zeros(envs, dtype=torch.long)
+            for t in range(steps):
+                params, value, state = policy.step(stacked(*rollout.window(t)), state, mask_of(rollout, t))
+                log_prob, _ = policy.head.log_prob_and_entropy(params, rollout.action[t].flatten(0, 1))
+                torch.testing.assert_close(rollout.log_prob[t].flatten(), log_prob, rtol=1e-4, atol=1e-5)
+                torch.testing.assert_close(rollout.value[t].flatten(), value, rtol=1e-4, atol=1e-5)
+                state = state.unflatten(0, (envs, agents))
+                ended = rollout.terminated[t] | rollout.truncated[t]
+                for env in (ended & ~rollout.terminated[t]).nonzero().flatten().tolist():
+                    final = rollout.final_observation[slots[env], env]
+                    torch.testing.assert_close(policy.value(final, state[env]), learner.final_value[slots[env], env])
+                    slots[env] += 1
+                    cuts += 1
+                state = torch.where(ended[:, None, None], 0.0, state).flatten(0, 1)
+            torch.testing.assert_close(rollout.value[-1].flatten(), policy.value(stacked(*rollout.window(-1)), state))
+            pick = torch.randperm(envs * agents)
+            batch = learner._batch.part(learner._rows(pick))
+            params, value = learner._forward(batch, pick)
+            log_prob, _ = policy.head.log_prob_and_entropy(params, batch.action)
+        torch.testing.assert_close(log_prob, batch.log_prob, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(value, batch.value, rtol=1e-4, atol=1e-5)
+    assert cuts > 3
+
+
+def mask_of(rollout, t: int):
+    return None if rollout.action_mask is None else rollout.action_mask[t].flatten(0, 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("world", ["stacked", "several agents that leave"])
+@pytest.mark.parametrize("pass_size", [None, 25, 1])
+def test_a_gradient_equals_that_of_a_slow_twin(world, kind, pass_size):
+    """PPO's loss over a few sequences, walked one by one with torch's own cell; in one pass and in several."""
+    made = make_collector(WORLDS[world](), kind, 12)
+    name = list(made.rollouts)[-1]
+    rollout, policy = made.rollouts[name], made.policies[name]
+    made.collect()
+    made.collect()
+    config = PPOConfig(minibatches=1, entropy=0.02, pass_size=pass_size)
+    learner = PPO(policy, rollout, config)
+    rollout.log_prob.add_(0.3 * torch.randn_like(rollout.log_prob))
+    learner._prepare()
+    agents = rollout.reward.shape[2]
+    pick = torch.tensor([4, 0, 3, 5], dtype=torch.int32)
+    found, gradient = learner._gradient(pick)
+
+    cell = cell_of(policy.core)
+    rows: list[list[torch.Tensor]] = []
+    for i in pick.tolist():
+        env, agent = divmod(i, agents)
+        ended = rollout.terminated[:, env] | rollout.truncated[:, env]
+        seen = torch.stack([stacked(*rollout.window(t))[i] for t in range(12)])
+        features = walk(cell, policy.policy_torso(seen), rollout.state[0, env, agent], ended)
+        mask = None if rollout.action_mask is None else rollout.action_mask[:-1, env, agent]
+        twin = Categorical(logits=policy.head(features, mask))
+        value = policy.value_head(features)[:, 0]
+        counts = torch.ones(12, dtype=torch.bool) if rollout.alive is None else rollout.alive[:-1, env, agent]
+        columns = (
+            twin.log_prob(rollout.action[:, env, agent]) - rollout.log_prob[:, env, agent],
+            twin.entropy(),
+            value - learner.target[:, env, agent],
+            learner.advantage[:, env, agent],
+        )
+        rows.append([column[counts] for column in columns])
+    log_ratio, entropy, error, advantage = (torch.cat(column) for column in zip(*rows, strict=True))
+    advantage = (advantage - advantage.mean()) / advantage.std(correction=0)
+    ratio = log_ratio.exp()
+    gain = torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean()
+    loss = -gain + 0.5 * 0.5 * error.square().mean() - 0.02 * entropy.mean()
+    torch.testing.assert_close(found["loss"].detach(), loss.detach(), rtol=1e-4, atol=1e-5)
+    ours = {id(p): n for n, p in policy.named_parameters()}
+    theirs = dict(zip(("core.input", "core.recurrent"), ("ih", "hh"), strict=True))
+    wanted = []
+    for p in learner.adam.parameters:
+        layer, _, what = ours[id(p)].rpartition(".")
+        wanted.append(getattr(cell, f"{what}_{theirs[layer]}") if layer in theirs else p)
+    expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, wanted)])
+    torch.testing.assert_close(gradient, expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a2c_learns_from_all_sequences(kind):
+    """One pass and several give the same step; with normalised observations and agents that leave."""
+    weights = []
+    for pass_size in (None, 40):
+        world = TimeLimit(Meadow(6), 5)
+        policies = make_policies(world, kind, normalise=True)
+        made = Collector(world, policies, 12, 0)
+        made.start(0)
+        learner = A2C(policies["sheep"], made.rollouts["sheep"], A2CConfig(lr=0.01, pass_size=pass_size))
+        learner.set_progress(0.0)
+        for _ in range(2):
+            made.collect()
+            learner.update()
+        weights.append(learner.adam.flat.clone())
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-5)
+
+
+def test_sequences_must_divide_into_minibatches():
+    """Before anything is allocated; samples that divide are not enough."""
+    settings = dict(num_envs=6, rollout=8, device="cpu", minibatches=4)
+    make_job("cartpole", **settings)
+    with pytest.raises(ShoalError, match=r"6 of them.*4 mini-batches"):
+        make_job("cartpole", core="lstm", **settings)
+    with pytest.raises(ShoalError, match=r"--core-size.*0"):
+        make_job("cartpole", core_size=0, device="cpu")
+
+
+def test_a_player_remembers_within_an_episode_only():
+    world = FrameStack(Counting(6), 2)
+    policies = make_policies(world, "lstm")
+    policy, seen, states = policies["counter"], [], []
+    policy.policy_torso.register_forward_hook(lambda *given: seen.append(given[-1].clone()))
+    player = Player(world, policies, seed=0, sample=True)
+    state = torch.zeros(6, policy.state_size)
+    for _ in range(20):
+        player.step()
+        with torch.no_grad():
+            state = policy.core.step(seen[-1], state)[1]
+        ended = world.outputs.terminated | world.outputs.truncated
+        state = torch.where(ended[:, None], 0.0, state)
+        states.append(ended.sum())
+        torch.testing.assert_close(player._state["counter"][:, 0], state)
+    assert sum(states) > 10
+
+
+# --- runs -----------------------------------------------------------------------------------------------------------
+
+
+@wp.func
+def answer(
+    env: int,
+    delay: int,
+    clock: wp.array[int],
+    cue: wp.array[int],
+    action: wp.array[int],
+    reward: wp.array[float],
+    terminated: wp.array[wp.bool],
+):
+    clock[env] = clock[env] + 1
+    terminated[env] = clock[env] == delay
+    if clock[env] == delay and action[env] == cue[env]:
+        reward[env] = 1.0
+    else:
+        reward[env] = 0.0
+
+
+@wp.func
+def new_cue(env: int, rng: Random, clock: wp.array[int], cue: wp.array[int]):
+    clock[env] = 0
+    cue[env] = integer(rng, 0, 3)
+
+
+@wp.func
+def show_cue(env: int, clock: wp.array[int], cue: wp.array[int], observation: wp.array2d[float]):
+    for i in range(3):
+        observation[env, i] = 0.0
+    if clock[env] == 0:
+        observation[env, cue[env]] = 1.0
+    observation[env, 3] = float(clock[env]) / 4.0
+
+
+class Recall(KernelWorld):
+    """One of three cues is shown at first; the last of a few actions must repeat it. Guessing pays 1/3."""
+
+    @dataclass(frozen=True)
+    class Config:
+        max_steps: int = 100
+        delay: int = 5
+
+    state = dict(clock=Field(int), cue=Field(int))
+    groups = (Group("pupil", observation=Box(4), action=Discrete(3)),)
+    step, reset, observe = answer, new_cue, show_cue
+
+
+RECALL = f"{__file__}:Recall"
+
+
+@pytest.mark.parametrize(("core", "least", "most"), [("lstm", 0.97, 1.0), ("gru", 0.97, 1.0), ("none", 0.2, 0.5)])
+def test_only_who_remembers_can_answer(core, least, most):
+    settings = dict(num_envs=64, rollout=12, total_steps=50 * 768, lr=5e-3, hidden=(16,), core_size=24, entropy=0.01)
+    job = make_job(RECALL, core=core, device="cpu", seed=1, **settings)
+    trainer = Trainer(job)
+    while not trainer.done:
+        trainer.iterate()
+    assert least <= evaluate(job, trainer.policies, episodes=300)["pupil"].mean <= most
+
+
+@pytest.mark.parametrize("algo", ["ppo", "a2c"])
+def test_a_resumed_run_remembers(tmp_path, algo):
+    """With frames stacked and episodes cut off, a run that was interrupted ends with the same numbers."""
+    small = dict(num_envs=32, rollout=8, eval_episodes=4, quiet=True, device="cpu", log_every=0.0, anneal_lr=False)
+    small.update(algo=algo, core="gru", core_size=8, frame_stack=3, time_limit=11, normalise_observation=True)
+    whole = shoal.train("cartpole", total_steps=6 * 256, run_dir=tmp_path / "whole", **small)
+    shoal.train("cartpole", total_steps=3 * 256, run_dir=tmp_path / "cut", **small)
+    resumed = shoal.resume(tmp_path / "cut", total_steps=6 * 256)
+    one, other = (load_checkpoint(run.folder.pick("last"), "cpu").state for run in (whole, resumed))
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+    assert one["collector.cart.state"].abs().sum() > 0
+    assert one["collector.cart.history"].shape[0] == 2
+
+
+def test_one_group_of_two_may_remember():
+    settings = dict(world_config=dict(taggers=3, runners=6, size=4.0, max_steps=10), num_envs=8, rollout=8, hidden=(8,))
+    job = make_job("tag-continuous", device="cpu", per_group=("runner.core=lstm", "runner.core-size=5"), **settings)
+    trainer = Trainer(job)
+    before = {name: learner.adam.flat.clone() for name, learner in trainer.learners.items()}
+    for _ in range(3):
+        trainer.iterate()
+    assert {name: policy.state_size for name, policy in trainer.policies.items()} == {"tagger": 0, "runner": 10}
+    assert trainer.collector.rollouts["tagger"].state is None
+    assert trainer.collector.rollouts["runner"].state.shape == (2, 8, 6, 10)
+    for name, learner in trainer.learners.items():
+        assert not torch.equal(before[name], learner.adam.flat)
+        assert int(learner.adam.bad_steps) == 0

@@ -1,0 +1,134 @@
+"""Which torso is chosen, and vectors of several parts against the parts run by hand."""
+
+import math
+
+import pytest
+import torch
+
+from shoal.core import Box, Discrete, Group, ShoalError
+from shoal.policy import MLP, ActorCritic, ImpalaResNet, MultiInput, NatureCNN, choose_torso
+
+CAMERA, MAP = (40, 44, 3), (2, 36, 36)
+PARTS = (("camera", CAMERA), ("speed", (3,)), ("map", MAP), ("grid", (1, 5, 5)), ("goal", (2,)))
+SIZE = sum(math.prod(shape) for _, shape in PARTS)
+
+
+def seen_by(shape, parts=(), dtype=torch.float32, stack=1) -> Group:
+    return Group("g", Box(shape, parts=parts, dtype=dtype), Discrete(3), stack=stack)
+
+
+def chosen(name: str, group: Group):
+    torch.manual_seed(0)
+    return choose_torso(name, group, (16, 8), "tanh")(group.seen.shape)
+
+
+@pytest.mark.parametrize(
+    ("name", "group", "kind"),
+    [
+        ("auto", seen_by(4), MLP),
+        ("auto", seen_by((4, 84, 84)), NatureCNN),
+        ("auto", seen_by((36, 36, 3)), NatureCNN),
+        ("auto", seen_by((1, 36, 36), stack=4), NatureCNN),
+        ("auto", seen_by((20, 36, 3), stack=4), MLP),
+        ("auto", seen_by((3, 35, 36)), MLP),
+        ("auto", seen_by((7, 7, 3), dtype=torch.uint8), MLP),
+        ("auto", seen_by((84, 84)), MLP),
+        ("auto", seen_by(SIZE, PARTS), MultiInput),
+        ("auto", seen_by(28, PARTS[1:2] + PARTS[3:4]), MLP),
+        ("mlp", seen_by((4, 84, 84)), MLP),
+        ("mlp", seen_by(SIZE, PARTS), MLP),
+        ("nature", seen_by((4, 84, 84)), NatureCNN),
+        ("impala", seen_by((3, 7, 7)), ImpalaResNet),
+        ("impala", seen_by(SIZE, PARTS), MultiInput),
+    ],
+)
+def test_what_suits_what_is_seen(name, group, kind):
+    assert type(chosen(name, group)) is kind
+
+
+@pytest.mark.parametrize(
+    ("name", "group", "says"),
+    [
+        ("natur", seen_by(4), "no policy 'natur'; did you mean 'nature'"),
+        ("xyz", seen_by(4), "no policy 'xyz'; choose one of: FILE.py:NAME, auto, impala, mlp, nature"),
+        ("nature", seen_by(4), r"--policy nature is for images, but group 'g' sees \(4,\); use --policy mlp"),
+        ("impala", seen_by((84, 84)), r"--policy impala is for images.*\(84, 84\)"),
+        ("nature", seen_by(3, PARTS[1:2]), r"--policy nature is for images.*\(3,\)"),
+        ("nature", seen_by((3, 20, 20)), "at least 36 x 36"),
+    ],
+)
+def test_what_does_not_suit_is_refused(name, group, says):
+    with pytest.raises(ShoalError, match=says):
+        chosen(name, group)
+
+
+@pytest.mark.parametrize(("name", "cnn"), [("auto", NatureCNN), ("impala", ImpalaResNet)])
+def test_several_parts_equal_the_parts_by_hand(name, cnn):
+    torso = chosen(name, seen_by(SIZE, PARTS))
+    given = {part: 255.0 * torch.rand(4, *shape) for part, shape in PARTS}
+    flat = torch.cat([value.flatten(1) for value in given.values()], dim=1)
+    camera, chart = torso.cnns
+    assert type(camera) is type(chart) is cnn
+    rest = torch.cat([given[part].flatten(1) for part in ("speed", "grid", "goal")], dim=1)
+    expected = [camera(given["camera"].permute(0, 3, 1, 2) / 255.0), chart(given["map"] / 255.0), torso.mlp(rest)]
+    torch.testing.assert_close(torso(flat), torch.cat(expected, dim=1))
+
+
+def test_parts_of_images_alone():
+    torso = chosen("auto", seen_by(math.prod(MAP), (("map", MAP),)))
+    image = 255.0 * torch.rand(4, *MAP)
+    assert torso.mlp is None
+    torch.testing.assert_close(torso(image.flatten(1)), torso.cnns[0](image / 255.0))
+
+
+def test_frames_of_one_part_are_joined_along_their_channels():
+    """What a group sees of two observations: all parts of the older one, then all of the newer."""
+    torso = chosen("auto", seen_by(SIZE, PARTS, stack=2))
+    old, new = ({part: 255.0 * torch.rand(4, *shape) for part, shape in PARTS} for _ in range(2))
+    flat = torch.cat([value.flatten(1) for given in (old, new) for value in given.values()], dim=1)
+    camera = torch.cat([given["camera"].permute(0, 3, 1, 2) for given in (old, new)], dim=1) / 255.0
+    chart = torch.cat([old["map"], new["map"]], dim=1) / 255.0
+    rest = [given[part].flatten(1) for given in (old, new) for part in ("speed", "grid", "goal")]
+    expected = [torso.cnns[0](camera), torso.cnns[1](chart), torso.mlp(torch.cat(rest, dim=1))]
+    torch.testing.assert_close(torso(flat), torch.cat(expected, dim=1))
+
+
+def make(group: Group, normalise: bool) -> ActorCritic:
+    torch.manual_seed(0)
+    return ActorCritic(group, choose_torso("auto", group, (16, 8), "tanh"), True, normalise, 0.0)
+
+
+def test_pixels_among_the_parts_are_not_normalised():
+    """Everything else is: as a plain policy that is shown normalised numbers beside the same pixels."""
+    group = seen_by(SIZE, PARTS)
+    plain, normalising = make(group, False), make(group, True)
+    seen = 255.0 * torch.rand(50, SIZE)
+    normalising.moments.merge(seen)
+    expected = ((seen - seen.mean(0)) / seen.std(0, correction=0)).clamp(-10.0, 10.0)
+    start = 0
+    for name, shape in PARTS:
+        end = start + math.prod(shape)
+        if name in ("camera", "map"):
+            expected[:, start:end] = seen[:, start:end]
+        start = end
+    torch.testing.assert_close(normalising.value(seen), plain.value(expected), rtol=1e-3, atol=1e-3)
+
+
+def test_gradients_reach_every_part():
+    policy = make(seen_by(SIZE, PARTS), False)
+    params, value = policy.distribution_and_value(255.0 * torch.rand(8, SIZE))
+    (params.square().sum() + value.sum()).backward()
+    assert all(p.grad is not None and p.grad.any() for p in policy.parameters())
+
+
+def test_the_numbers_counted_are_those_of_the_parts():
+    """A vector's MLP among CNNs counts as much as alone, also without memory."""
+    policy = make(seen_by(SIZE, PARTS), False)
+    alone = 0
+    for shape in (CAMERA, MAP, (3 + 25 + 2,)):
+        part = make(seen_by(shape), False)
+        alone += part.activations() - 4  # three choices and a value
+    assert part.activations() - 4 == 2 * (16 + 8)
+    assert policy.activations() == alone + 4
+    with torch.device("meta"):
+        assert make(seen_by(SIZE, PARTS), False).activations() == policy.activations()
