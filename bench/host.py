@@ -4,6 +4,7 @@
     python bench/host.py --only stepping    stepping with random actions
     python bench/host.py --only atari       ale-py's vector env, called directly and through Shoal
     python bench/host.py --only training    PPO end to end against Stable-Baselines3
+    python bench/host.py --only device      with a GPU: acting and learning beside what the CPU alone can step
     python bench/host.py --out bench/results/host_2_cores.jsonl
 
 Peers take turns in short slices and medians are compared. End to end, both sides have the same network, envs, rollout
@@ -197,7 +198,33 @@ def training(seconds):
     return rows
 
 
-PARTS = {"stepping": stepping, "atari": atari, "training": training}
+def device(seconds):
+    """On a machine with a GPU: how much of what the CPU can step is left with acting and learning, by schedule."""
+    contestants = {"ale-py alone": ale_stepper("pong", ENVS, cores())}
+    for schedule in ("lockstep", "alternating", "first-come"):
+        job = make_job("ale:pong", num_envs=ENVS, total_steps=1e9, world_config=dict(schedule=schedule))
+        trainer = Trainer(job)
+        for _ in range(4):
+            trainer.iterate()
+        steps = job.train.steps_per_iteration
+        contestants[f"rollouts, {schedule}"] = (_waiting(trainer.collect), steps)
+        contestants[f"PPO, {schedule}"] = (_waiting(trainer.iterate), steps)
+    rates = take_turns(contestants, seconds)
+    peers = [(name, "ale-py alone") for name in contestants if name != "ale-py alone"]
+    return rows_of("device", f"pong, {ENVS} envs", rates, [*peers, ("PPO, alternating", "PPO, lockstep")])
+
+
+def _waiting(call):
+    import torch
+
+    def run():
+        call()
+        torch.cuda.synchronize()
+
+    return run
+
+
+PARTS = {"stepping": stepping, "atari": atari, "training": training, "device": device}
 
 
 def main():
@@ -206,10 +233,10 @@ def main():
     parser.add_argument("--seconds", type=float, default=1.0, help="length of one slice")
     parser.add_argument("--out", type=Path, help="also write the JSON lines to this file")
     options = parser.parse_args()
-    where = bench.machine(world_class("cartpole")(1, "cpu").device)
+    where = bench.machine(world_class("cartpole")(1, "cuda" if options.only == "device" else "cpu").device)
     rows = []
     for name, part in PARTS.items():
-        if options.only in (None, name):
+        if name == options.only or (options.only is None and name != "device"):
             for row in part(options.seconds):
                 rows.append({**row, **where})
                 value = f"{row['steps_per_second']:,} env steps/s" if "peer" in row else f"{row['value']} times"

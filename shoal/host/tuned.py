@@ -16,7 +16,7 @@ ATARI: dict[str, dict[str, Any]] = {
     ),
     "cpu": dict(num_envs=16),
     "gpu": dict(num_envs=64),
-    "ppo": dict(epochs=4, minibatches=4, clip=0.1),
+    "ppo": dict(epochs=4, minibatches=8, clip=0.2),
     "a2c": dict(rollout=8, lr=7e-4),
 }
 

@@ -286,7 +286,10 @@ class PolicyGradient:
 
     def _rows(self, pick: torch.Tensor | None) -> torch.Tensor | None:
         """The samples of what was picked: itself, or the sequences step by step, [T * n]."""
-        if pick is None or self.policy.core is None:
+        if pick is None:
+            return None
+        pick = pick.long()  # places in a large rollout, times the size of an observation, pass 2^31
+        if self.policy.core is None:
             return pick
         steps = torch.arange(self.rollout.steps, device=self.device)
         return (steps.unsqueeze(-1) * self.units + pick).flatten()

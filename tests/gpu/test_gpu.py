@@ -1,5 +1,7 @@
 """On a GPU: it walks like the CPU, and recorded graphs do what the plain path does."""
 
+from contextlib import closing
+
 import pytest
 import torch
 
@@ -158,3 +160,33 @@ def test_resume_on_a_gpu_is_exact(tmp_path):
     resumed = shoal.resume(tmp_path / "cut", total_steps=8 * one)
     a, b = (load_checkpoint(r.folder.pick("last"), "cpu").state for r in (whole, resumed))
     assert [name for name in a if not torch.equal(a[name], b[name])] == []
+
+
+def host_experience(world, schedule, graph, updates=5, **settings):
+    host = dict(schedule=schedule, phase=4, workers=2, **settings.pop("world_config", {}))
+    sizes = dict(num_envs=8, rollout=8, minibatches=2, epochs=1, total_steps=100_000, compile="off", precision="fp32")
+    trainer = Trainer(make_job(world, device="cuda", graph=graph, world_config=host, **(sizes | settings)))
+    made = []
+    with closing(trainer.world):
+        for _ in range(updates):
+            trainer.collect()
+            rollout = trainer.collector.rollouts["agent"]
+            made += [t.clone() for t in (rollout.observation, rollout.action, rollout.reward, rollout.log_prob)]
+            trainer.learn()
+    return made
+
+
+@pytest.mark.parametrize(
+    ("world", "settings"),
+    [
+        ("ale:pong", {}),
+        ("gym:CartPole-v1", dict(world_config=dict(batch="processes"))),
+        ("gym:Pendulum-v1", dict(world_config=dict(batch="processes"), time_limit=5, core="gru", core_size=8)),
+    ],
+)
+def test_host_worlds_make_the_same_experience_by_every_schedule_with_and_without_graphs(world, settings):
+    pytest.importorskip("ale_py")
+    plain = host_experience(world, "lockstep", False, **settings)
+    for schedule, graph in (("lockstep", True), ("alternating", True), ("first-come", True), ("alternating", False)):
+        for a, b in zip(plain, host_experience(world, schedule, graph, **settings), strict=True):
+            torch.testing.assert_close(a.float(), b.float(), rtol=1e-3, atol=1e-3)
