@@ -11,9 +11,17 @@ WARM_UP_CALLS = 2
 class Graphed:
     """Calls `function`; on a GPU, replays it as one CUDA graph once warm. The numbers are the same either way."""
 
-    def __init__(self, function: Callable[[], None], device: torch.device, enabled: bool = True):
+    def __init__(
+        self,
+        function: Callable[[], None],
+        device: torch.device,
+        enabled: bool = True,
+        pool: tuple[int, int] | None = None,
+    ):
+        """Graphs that never run at the same time can share a `pool` of memory (torch.cuda.graph_pool_handle)."""
         self.function = function
         self.device = device
+        self.pool = pool
         self.enabled = enabled and device.type == "cuda"
         self.calls = 0
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -34,6 +42,6 @@ class Graphed:
             torch.cuda.current_stream(self.device).wait_stream(side)
             return
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(self.graph, self.pool, capture_error_mode="thread_local"):
             self.function()
         self.graph.replay()

@@ -20,7 +20,7 @@ from shoal.core.launch import Plan, init_warp, torch_stream
 from shoal.core.random import draw_kernel
 from shoal.core.settings import check_settings
 from shoal.core.spaces import Box, Mixed
-from shoal.core.store import Field, Store
+from shoal.core.store import Field, Store, full_device
 from shoal.core.world import EpisodeStatistics, Group, GroupOutputs, LastEpisode, Outputs, World
 from shoal.errors import ShoalError
 
@@ -87,7 +87,7 @@ class KernelWorld(World):
         init_warp()
         self.name = getattr(self, "name", None) or type(self).__name__.lower()
         self.num_envs = num_envs
-        self.device = _full_device(device)
+        self.device = full_device(device)
         self.config = self.Config() if config is None else config
         self.groups = self.groups_of(self.config)
         self.state = _declared(type(self).state, self.config)
@@ -540,10 +540,3 @@ def _functions(author: Any) -> list[Any]:
 def _parameters(function: Any) -> Mapping[str, Any]:
     function = function.function if isinstance(function, Each) else function
     return function.input_types if isinstance(function, wp.Function) else {}
-
-
-def _full_device(device: str | torch.device) -> torch.device:
-    device = torch.device(device)
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device

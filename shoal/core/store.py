@@ -100,3 +100,11 @@ class Store:
 def warp_view(tensor: torch.Tensor, annotation: Any) -> wp.array:
     """A Warp array over the tensor's memory, with the element type that a kernel's parameter asks for."""
     return wp.from_torch(tensor.detach(), dtype=annotation.dtype, requires_grad=False)
+
+
+def full_device(device: str | torch.device) -> torch.device:
+    """A device with its number: torch tells "cuda" and "cuda:0" apart."""
+    device = torch.device(device)
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device

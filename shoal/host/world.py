@@ -11,9 +11,10 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from shoal.core.store import full_device
 from shoal.core.world import EpisodeStatistics, Group, GroupOutputs, LastEpisode, Outputs, World
 from shoal.errors import ShoalError
-from shoal.host.config import HostConfig
+from shoal.host.config import HostConfig, Schedule
 from shoal.host.engines import Engine, Processes, Serial, share_out, split
 from shoal.host.envs import Team, layout_of, teams_of
 from shoal.host.memory import HOLD, RESET, RESTART, STEP, SharedArrays
@@ -55,7 +56,7 @@ class HostWorld(World):
         observation_type: str = "float32",
     ):
         self.num_envs = num_envs
-        self.device = torch.device(device)
+        self.device = full_device(device)
         self.config = config or self.Config()
         self.repeat = action_repeat
         self.limit = self._limit(time_limit)
@@ -163,6 +164,13 @@ class HostWorld(World):
         self.engine = self._make_engine()
         self._closes = weakref.finalize(self, _close, self.engine, self._arrays, pinned)
         return self.engine
+
+    def use(self, schedule: Schedule) -> None:
+        """The schedule that was chosen. One native batch is faster than two if they are always stepped together."""
+        self.config = replace(self.config, schedule=schedule)
+        if isinstance(self.engine, Native) and len(self.engine.bunches) != self._turns:
+            self.close()
+            self.engine = None
 
     def close(self) -> None:
         if self.engine is not None:
@@ -274,10 +282,12 @@ class HostWorld(World):
         self._arrays["order"][:] = STEP if hold is None else np.where(hold.cpu().numpy(), HOLD, STEP)
         everybody = range(len(engine.bunches))
         self.give(actions, slice(0, self.num_envs))
+        self.wait_for_actions()
         engine.send(everybody)
         self.outputs = into or self.outputs
         self.take(everybody, len(everybody))
         self.show(slice(0, self.num_envs), self.outputs)
+        self.show_final(slice(0, self.num_envs), self.outputs)
         return self.outputs
 
     def describe(self) -> str:
@@ -289,12 +299,10 @@ class HostWorld(World):
         """Rows of the envs that are sent and awaited together."""
         return self._start().bunches
 
-    def give(self, actions: Mapping[str, torch.Tensor], rows: slice, wait: bool = True) -> None:
+    def give(self, actions: Mapping[str, torch.Tensor], rows: slice) -> None:
         """Put actions [env, agent, ...] of all envs where the engine reads those of some rows."""
         for name, action in actions.items():
             self._host[f"{name}.action"][rows].copy_(action[rows], non_blocking=True)
-        if wait:
-            self.wait_for_actions()
 
     def wait_for_actions(self) -> None:
         """Until the device has brought what was given."""
@@ -350,18 +358,24 @@ class HostWorld(World):
         self._forget(envs)
 
     def show(self, rows: slice, into: Outputs) -> None:
-        """Copy what a step of some rows brought to the device."""
-        arrays = self._arrays
-        ended = bool((arrays["terminated"][rows] | arrays["truncated"][rows]).any())
+        """Copy what a step of some rows brought to the device; it can be recorded in a graph."""
         self._copy(into.terminated, "terminated", rows)
         self._copy(into.truncated, "truncated", rows)
-        for group in self.groups:
-            out = into.groups[group.name]
-            for name in ("observation", "reward", "alive", "final_observation", "final_alive"):
-                target = getattr(out, name)
-                if target is not None and (ended or not name.startswith("final")):
-                    self._copy(target, f"{group.name}.{name}", rows)
+        self._show(("observation", "reward", "alive"), rows, into)
+        for out in into.groups.values():
             self.shape_reward(out.reward[rows])
+
+    def show_final(self, rows: slice, into: Outputs) -> None:
+        """The same for what was seen last in episodes that have just ended, if any has."""
+        if (self._arrays["terminated"][rows] | self._arrays["truncated"][rows]).any():
+            self._show(("final_observation", "final_alive"), rows, into)
+
+    def _show(self, names: tuple[str, ...], rows: slice, into: Outputs) -> None:
+        for group in self.groups:
+            for name in names:
+                target = getattr(into.groups[group.name], name)
+                if target is not None:
+                    self._copy(target, f"{group.name}.{name}", rows)
 
     def _copy(self, target: torch.Tensor, name: str, rows: slice) -> None:
         if self.device.type == "cpu" and target.dtype != torch.bfloat16:

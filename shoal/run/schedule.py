@@ -6,19 +6,22 @@ does depends on its own observations and noise alone, so all three make the same
 """
 
 import time
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 import torch
 
-from shoal.core.graph import Graphed
+from shoal.core.graph import WARM_UP_CALLS, Graphed
 from shoal.errors import ShoalError
+from shoal.host.config import Schedule
 from shoal.host.world import HostWorld
-from shoal.learn.rollout import Rollout, stacked
+from shoal.learn.rollout import stacked
 from shoal.run.collect import Collector
 
 TRIAL_SECONDS = 0.4
 """How long each schedule is tried before one is chosen."""
+
+TRIAL_STEPS = 8
 
 CLEARLY = 1.03
 """How much faster than lockstep, the simplest, another schedule must be."""
@@ -40,7 +43,9 @@ class HostCollector(Collector):
         super().__init__(*given, **named)
         self.schedule = self.world.config.schedule
         self._measured = ""
-        self._stage_graph = graph and self.world.device.type == "cuda"
+        self._graphs = graph and self.world.device.type == "cuda"
+        self._pool = torch.cuda.graph_pool_handle() if self._graphs else None
+        self._turns: dict[tuple[int, int, int, bool], Graphed] = {}
         self._stages: dict[int, list[_Stage]] = {}
         self._taken = np.zeros(self.world.num_envs, dtype=np.int64)
         """Slots for final observations that each env has used in this rollout."""
@@ -76,17 +81,42 @@ class HostCollector(Collector):
 
     def _in_turn(self, parts: list[range], steps: int) -> None:
         """One part after the other acts and is sent off; by the time it is awaited, the others have acted."""
-        for t in range(steps):
+        for t in range(steps + 1):
             for part in parts:
                 if t:
-                    self._receive(part, t - 1)
-                self._send(part, [t] * len(part))
-        for part in parts:
-            self._receive(part, steps - 1)
+                    self.world.take(part, len(part))
+                self._turn(part, t, last=t == steps)
+                if t < steps:
+                    self.world.wait_for_actions()
+                    self.world.send(part)
 
-    def _receive(self, part: range, t: int) -> None:
-        done = self.world.take(part, len(part))
-        self._finish(done, [t] * len(done))
+    def _turn(self, part: range, t: int, last: bool) -> None:
+        """Put what a part brought into its row; then, but for the last time, its agents choose what to do next.
+
+        What the device has to do for that is the same every time, and recorded as a graph.
+        """
+        bunches = self.world.bunches
+        rows = slice(bunches[part[0]].start, bunches[part[-1]].stop)
+        lost = self._ends(rows, t - 1) if t else False
+        key = (rows.start, rows.stop, t, last)
+        if key not in self._turns:
+            self._turns[key] = Graphed(
+                lambda: self._on_device(Span(t, rows), last), self.world.device, self._graphs, self._pool
+            )
+        if lost:
+            self._on_device(Span(t, rows), last)
+        else:
+            self._turns[key]()
+
+    def _on_device(self, span: Span, last: bool) -> None:
+        t, rows = span
+        if t:
+            self._settle(Span(t - 1, rows))
+        if not last:
+            for name in self.policies:
+                with torch.no_grad():
+                    self._act(self.policies[name], *self._views(name, span))
+            self.world.give(self._actions(span), rows)
 
     def _first_come(self, steps: int) -> None:
         """Whenever half of the bunches are ready, they act; every bunch makes the same number of steps."""
@@ -110,40 +140,47 @@ class HostCollector(Collector):
     def _choose_schedule(self, seed: int, first_env: int) -> None:
         """Try each schedule for a moment; the run begins afterwards from the same seed, whichever is chosen."""
         world = self.world
-        candidates = ["lockstep", "alternating", "first-come"] if len(world.bunches) > 1 else ["lockstep"]
-        times = {}
-        for schedule in candidates if len(candidates) > 1 else ():
+        times: dict[Schedule, float] = {}
+        for schedule in get_args(Schedule)[1:] if len(world.bunches) > 1 else ():
             world.reset(seed, first_env, phase=0)
             self.show_current()
             self._begin()
-            self._serve(schedule, min(4, self.steps))  # compiles, and records graphs
-            steps, spent = 0, 0.0
+            few = min(TRIAL_STEPS, self.steps)
+            for _ in range(WARM_UP_CALLS + 1 if self._graphs else 1):  # compiles, and records graphs
+                self._try(schedule, few)
+            turns, spent = 0, 0.0
             while spent < TRIAL_SECONDS:
-                self._taken[:] = 0
-                start = time.perf_counter()
-                self._serve(schedule, min(8, self.steps))
-                spent += time.perf_counter() - start
-                steps += min(8, self.steps)
-            times[schedule] = spent / steps
-        best = min(times, key=lambda name: times[name] * (1.0 if name == "lockstep" else CLEARLY), default="lockstep")
+                spent += self._try(schedule, few)
+                turns += 1
+            times[schedule] = spent / (turns * few)
+        best: Schedule = "lockstep"
+        for schedule, seconds in times.items():
+            if seconds * CLEARLY < times[best]:
+                best = schedule
         self.schedule = best
+        world.use(best)
+        self._turns.clear()
         told = ", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in times.items())
         self._measured = f" (a step of all envs: {told})" if told else ""
 
+    def _try(self, schedule: str, steps: int) -> float:
+        """Seconds that so many steps take."""
+        self._taken[:] = 0
+        start = time.perf_counter()
+        self._serve(schedule, steps)
+        self.world.wait_for_actions()
+        return time.perf_counter() - start
+
     # --- acting and receiving --------------------------------------------------------------------------------------
 
-    def _send(self, bunches, at: list[int]) -> None:
+    def _send(self, bunches: list[int], at: list[int]) -> None:
         """The policies act for these bunches, each at its step; then they are set going."""
         spans = self._spans(bunches, at)
-        if len(spans) == 1 and not self._stage_graph:
-            actions = self._act_for(spans[0])
-            self.world.give(actions, spans[0].rows)
-        else:
-            for stage in self._stages_for(spans):
-                stage.act(spans)
-            for span in spans:
-                self.world.give(self._actions(span), span.rows, wait=False)
-            self.world.wait_for_actions()
+        for stage in self._stages_for(spans):
+            stage.act(spans)
+        for span in spans:
+            self.world.give(self._actions(span), span.rows)
+        self.world.wait_for_actions()
         self.world.send(bunches)
 
     def _spans(self, bunches, at: list[int]) -> list[Span]:
@@ -156,12 +193,6 @@ class HostCollector(Collector):
             else:
                 spans.append(Span(t, rows))
         return spans
-
-    def _act_for(self, span: Span) -> dict[str, torch.Tensor]:
-        for name in self.policies:
-            with torch.no_grad():
-                self._act(self.policies[name], *self._views(name, span))
-        return self._actions(span)
 
     def _views(self, name: str, span: Span) -> tuple[torch.Tensor | None, ...]:
         """What a policy reads and writes for the envs of a span."""
@@ -203,24 +234,34 @@ class HostCollector(Collector):
         return sum(sizes[: -(-len(sizes) // 2)]) if self.schedule == "first-come" else 0
 
     def _finish(self, bunches: list[int], at: list[int]) -> None:
-        """Put what bunches brought into their rows, and see to episodes that ended."""
+        """Put what bunches brought into their rows."""
         for span in self._spans(bunches, at):
-            t, rows = span
-            self.world.show(rows, self._rows[t])
-            lost = self.world.lost[rows].nonzero()[0] + rows.start
-            if len(lost):
-                self._drop(t, lost)
-            cut = self.world.cut(rows)
-            for rollout in self.rollouts.values():
-                if len(cut):
-                    self._keep_final(rollout, t, cut)
-                rollout.settle(t, rows)
-            self._taken[cut] += 1
+            self._ends(span.rows, span.t)
+            self._settle(span)
 
-    def _keep_final(self, rollout: Rollout, t: int, envs: np.ndarray) -> None:
+    def _ends(self, rows: slice, t: int) -> bool:
+        """See to episodes that step t of these envs ended; returns whether any env was lost in it."""
+        self.world.show_final(rows, self._rows[t])
+        cut = self.world.cut(rows)
+        if len(cut):
+            for name in self.rollouts:
+                self._keep_final(name, t, cut)
+            self._taken[cut] += 1
+        return bool(self.world.lost[rows].any())
+
+    def _settle(self, span: Span) -> None:
+        """What step t of these envs brought, in its place."""
+        t, rows = span
+        self.world.show(rows, self._rows[t])
+        lost = self.world.lost[rows].nonzero()[0] + rows.start
+        if len(lost):
+            self._drop(t, lost)
+        for rollout in self.rollouts.values():
+            rollout.settle(t, rows)
+
+    def _keep_final(self, name: str, t: int, envs: np.ndarray) -> None:
         """Put what was seen last into the next free slot of each env that was cut off."""
-        name = next(n for n, r in self.rollouts.items() if r is rollout)
-        slots = self._taken[envs]
+        rollout, slots = self.rollouts[name], self._taken[envs]
         if slots.max() >= rollout.final_observation.shape[0]:
             raise ShoalError(
                 f"{self.world.name}: env {envs[slots.argmax()]} was truncated {slots.max() + 1} times within "
@@ -273,7 +314,7 @@ class _Stage:
             shape = list(view.shape)
             shape[axis or 0] = size if axis is not None else size * agents
             self.memory.append(torch.zeros(shape, dtype=view.dtype, device=view.device))
-        self.run = Graphed(self._act, collector.world.device, collector._stage_graph)
+        self.run = Graphed(self._act, collector.world.device, collector._graphs, collector._pool)
 
     def _act(self) -> None:
         with torch.no_grad():
