@@ -50,7 +50,8 @@ def stable_baselines_stepper(name, envs):
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.vec_env import SubprocVecEnv
 
-    vector = make_vec_env(name, n_envs=envs, vec_env_cls=SubprocVecEnv)
+    # Forked, its processes start in a second instead of minutes; their speed is the same.
+    vector = make_vec_env(name, n_envs=envs, vec_env_cls=SubprocVecEnv, vec_env_kwargs=dict(start_method="fork"))
     vector.reset()
     actions = _actions(vector.action_space, envs)
 
@@ -142,7 +143,9 @@ def stable_baselines(name, envs, rollout, minibatches, epochs, atari):
 
     samples = envs * rollout
     if atari:
-        vector = VecFrameStack(make_atari_env(name, n_envs=envs, vec_env_cls=SubprocVecEnv), 4)
+        forked = dict(start_method="fork")
+        vector = make_atari_env(name, n_envs=envs, vec_env_cls=SubprocVecEnv, vec_env_kwargs=forked)
+        vector = VecFrameStack(vector, 4)
         policy, network = "CnnPolicy", {}
     else:
         vector = make_vec_env(name, n_envs=envs)  # in this process: for light envs that is its fastest

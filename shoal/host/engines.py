@@ -192,13 +192,15 @@ class Processes(Engine):
         return worker
 
     def send(self, bunches: Sequence[int]) -> None:
-        for worker in self.workers:
-            mine = [b for b in bunches if b % self._count == worker.number]
+        if self.lost:
             # A bunch that was started anew shows its first observations instead of taking a step.
-            self._done.update(b for b in mine if b in self.lost)
-            turns = [b // self._count for b in mine if b not in self.lost]
-            if turns:
-                worker.send(turns)
+            self._done.update(self.lost.intersection(bunches))
+            bunches = [b for b in bunches if b not in self.lost]
+        by_worker: dict[int, list[int]] = {}
+        for bunch in bunches:
+            by_worker.setdefault(bunch % self._count, []).append(bunch // self._count)
+        for number, turns in by_worker.items():
+            self.workers[number].send(turns)
 
     def wait(self, wanted: Collection[int], enough: int) -> list[int]:
         wanted = set(wanted)

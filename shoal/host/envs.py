@@ -123,17 +123,15 @@ class GymRows(EnvRows):
     def __init__(self, *given: Any):
         super().__init__(*given)
         team = self.teams[0]
-        self.write, self.read = team.observation.write, team.action.read
+        self.write, self.read_all = team.observation.write, team.action.read_all
         self.action = self.arrays[f"{SINGLE}.action"][:, 0]
         self.observation = self.arrays[f"{SINGLE}.observation"][:, 0]
         self.final = self.arrays[f"{SINGLE}.final_observation"][:, 0]
         self.reward = self.arrays[f"{SINGLE}.reward"][:, 0]
-        self.plain = team.action.flat
 
     def step(self, start: int, stop: int) -> None:
         write, length, limit, repeat, envs = self.write, self.length, self.limit, self.repeat, self.envs
-        # A list of ints is quicker to go through than an array.
-        actions = map(self.read, self.action[start:stop].tolist() if self.plain else self.action[start:stop])
+        actions = self.read_all(self.action[start:stop])
         rewards, ends, cuts = [], [], []
         row = start
         try:

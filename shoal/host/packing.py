@@ -1,7 +1,7 @@
 """From Gymnasium's spaces to rows of arrays and back. Worker processes import this: no torch here."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +62,8 @@ class PackedAction:
     """One choice, without an axis of its own."""
     read: Read
     """Makes an action of a row."""
+    read_all: Callable[[np.ndarray], Iterable[Any]]
+    """Makes actions of many rows."""
 
     @property
     def dtype(self) -> str:
@@ -162,18 +164,24 @@ def _one_hot(nvec: tuple[int, ...], start: int) -> Write:
 def pack_action(space: spaces.Space) -> PackedAction:
     """How to read actions of a Gymnasium space from rows."""
     if isinstance(space, spaces.Discrete):
-        start = int(space.start)
-        return PackedAction((Choice((int(space.n),)),), True, lambda row: int(row) + start)
+        # The type that the space itself samples, which environments check fastest.
+        start = np.int64(space.start)
+        choices = lambda rows: rows.astype(np.int64) + start  # noqa: E731
+        return PackedAction((Choice((int(space.n),)),), True, choices, choices)
     parts, reads = _action_parts(space, "")
     if len(parts) == 1 and isinstance(parts[0], Numbers):
         read = reads[0]
-        return PackedAction(tuple(parts), False, lambda row: read(row.reshape(-1)))
+        return _row_by_row(parts, lambda row: read(row.reshape(-1)))
     if not isinstance(space, (spaces.Dict, spaces.Tuple)):
-        return PackedAction(tuple(parts), False, reads[0])
+        return _row_by_row(parts, reads[0])
     build = _builder(space)
     ends = np.cumsum([part.width for part in parts]).tolist()
     spans = [(read, end - part.width, end) for read, part, end in zip(reads, parts, ends, strict=True)]
-    return PackedAction(tuple(parts), False, lambda row: build(iter([f(row[a:b]) for f, a, b in spans])))
+    return _row_by_row(parts, lambda row: build(iter([f(row[a:b]) for f, a, b in spans])))
+
+
+def _row_by_row(parts: list[Choice | Numbers], read: Read) -> PackedAction:
+    return PackedAction(tuple(parts), False, read, lambda rows: map(read, rows))
 
 
 def _builder(space: spaces.Space) -> Callable[[Any], Any]:

@@ -5,11 +5,11 @@ from typing import Any
 ATARI: dict[str, dict[str, Any]] = {
     "common": dict(
         total_steps=10_000_000,
-        rollout=128,
+        rollout=64,
         shared=True,
         activation="relu",
         eval_episodes=32,
-        lr=5e-4,
+        lr=1e-3,
         gamma=0.99,
         lam=0.95,
         entropy=0.01,

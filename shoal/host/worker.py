@@ -9,8 +9,10 @@ worker outlives its world.
 
 import json
 import os
+import select
 import signal
 import sys
+import time
 import traceback
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -19,6 +21,9 @@ from shoal.host.memory import Layout, SharedArrays
 from shoal.host.sources import Source
 
 READY, FAILED = 254, 255
+
+AWAKE = 1e-3
+"""Seconds that a worker asks again and again for what to do, before it sleeps until it is told."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,9 @@ def work(job: Assignment) -> None:
         rows = [row for start, stop in job.bunches for row in range(start, stop)]
         envs = make_rows(job.source.make, rows, arrays, job.limit, job.repeat)
         os.write(job.answers, bytes([READY]))
-        while commands := os.read(job.commands, 64):
+        listen = select.poll()
+        listen.register(job.commands, select.POLLIN)
+        while commands := _next(job.commands, listen):
             for bunch in commands:
                 envs.run(*job.bunches[bunch])
                 os.write(job.answers, bytes([bunch]))
@@ -68,6 +75,14 @@ def work(job: Assignment) -> None:
         _report(job, fault.__cause__ or fault, env=fault.env, seed=fault.seed)
     except Exception as error:
         _report(job, error)
+
+
+def _next(descriptor: int, listen: select.poll) -> bytes:
+    """What the world says next. A core that goes to sleep in between takes long to wake up, so stay awake a little."""
+    end = time.perf_counter() + AWAKE
+    while not listen.poll(0) and time.perf_counter() < end:
+        os.sched_yield()  # to whoever has something to do
+    return os.read(descriptor, 64)
 
 
 def _report(job: Assignment, error: BaseException, **where: Any) -> None:

@@ -66,6 +66,8 @@ class HostWorld(World):
         self.engine: Engine | None = None
         self.lost = np.zeros(num_envs, dtype=bool)
         """Envs that were started anew in the last step, after a fault: what they did since is not known."""
+        self.pinned = False
+        """Whether the GPU copies from and to the shared arrays by itself."""
         self._resumes = 0
 
     # --- what there is ---------------------------------------------------------------------------------------------
@@ -160,9 +162,9 @@ class HostWorld(World):
         self._return = {t.name: np.zeros((n, len(t.agents))) for t in self.teams}
         self._return_sum = {t.name: np.zeros(n) for t in self.teams}
         self._last_return = {t.name: np.zeros(n) for t in self.teams}
-        pinned = self.device.type == "cuda" and _pin(self._arrays.whole)
+        self.pinned = self.device.type == "cuda" and _pin(self._arrays.whole)
         self.engine = self._make_engine()
-        self._closes = weakref.finalize(self, _close, self.engine, self._arrays, pinned)
+        self._closes = weakref.finalize(self, _close, self.engine, self._arrays, self.pinned)
         return self.engine
 
     def use(self, schedule: Schedule) -> None:
@@ -322,8 +324,13 @@ class HostWorld(World):
         """Wait until enough of these bunches are done; keeps the books of their envs and says which they are."""
         engine = self._started()
         done = engine.wait(bunches, enough)
-        for bunch in done:
-            self._book(engine.bunches[bunch], bunch)
+        for rows in joined([engine.bunches[bunch] for bunch in done]):
+            self.lost[rows] = False
+        for bunch in engine.lost.intersection(done):
+            engine.lost.discard(bunch)
+            self.lost[engine.bunches[bunch]] = True
+        for rows in joined([engine.bunches[bunch] for bunch in done]):
+            self._book(rows)
         return done
 
     def _run(self, bunches: Sequence[int]) -> None:
@@ -332,20 +339,23 @@ class HostWorld(World):
         self.take(bunches, len(bunches))
         self._arrays["order"][:] = STEP
 
-    def _book(self, rows: slice, bunch: int) -> None:
+    def _book(self, rows: slice) -> None:
         """Lengths and returns of the episodes of some rows, after a step."""
-        engine, arrays = self._started(), self._arrays
-        self.lost[rows] = False
-        if bunch in engine.lost:
-            engine.lost.discard(bunch)
-            self.lost[rows] = True
-            self._forget(_mask(self.num_envs, rows))
-            return
-        moved = (arrays["order"][rows] == STEP) & ~arrays["skipped"][rows]
-        self._length[rows] += moved
-        ended = (arrays["terminated"][rows] | arrays["truncated"][rows]) & moved
-        for name, total in self._return.items():
-            total[rows] += np.where(moved[:, None], arrays[f"{name}.reward"][rows], 0.0)
+        arrays = self._arrays
+        ended = arrays["terminated"][rows] | arrays["truncated"][rows]
+        still = (arrays["order"][rows] != STEP) | arrays["skipped"][rows] | self.lost[rows]
+        if still.any():  # some envs did not take a step
+            moved = ~still
+            ended &= moved
+            self._length[rows] += moved
+            for name, total in self._return.items():
+                total[rows] += np.where(moved[:, None], arrays[f"{name}.reward"][rows], 0.0)
+            if self.lost[rows].any():
+                self._forget(self.lost)
+        else:
+            self._length[rows] += 1
+            for name, total in self._return.items():
+                total[rows] += arrays[f"{name}.reward"][rows]
         if not ended.any():
             return
         envs = ended.nonzero()[0] + rows.start
@@ -495,10 +505,15 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
-def _mask(count: int, rows: slice) -> np.ndarray:
-    mask = np.zeros(count, dtype=bool)
-    mask[rows] = True
-    return mask
+def joined(ranges: Sequence[slice]) -> list[slice]:
+    """Ranges of rows with neighbours made one."""
+    found: list[slice] = []
+    for rows in ranges:
+        if found and found[-1].stop == rows.start:
+            found[-1] = slice(found[-1].start, rows.stop)
+        else:
+            found.append(rows)
+    return found
 
 
 def _pin(whole: np.ndarray) -> bool:
