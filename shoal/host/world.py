@@ -157,6 +157,7 @@ class HostWorld(World):
             self._arrays[f"{team.name}.alive"][...] = True
             self._arrays[f"{team.name}.final_alive"][...] = True
         self._host = {name: torch.from_numpy(self._arrays[name]) for name in self._arrays.layout}
+        self._ended = np.zeros(n, dtype=bool)
         self._length = np.zeros(n, dtype=np.int64)
         self._episodes, self._length_sum, self._last_length = (np.zeros(n, dtype=np.int64) for _ in range(3))
         self._return = {t.name: np.zeros((n, len(t.agents))) for t in self.teams}
@@ -281,13 +282,16 @@ class HostWorld(World):
         engine = self._started()
         actions = self.by_group(actions)
         self.check_actions(actions, values=False)
-        self._arrays["order"][:] = STEP if hold is None else np.where(hold.cpu().numpy(), HOLD, STEP)
+        if hold is not None:
+            self._arrays["order"][:] = np.where(hold.cpu().numpy(), HOLD, STEP)
         everybody = range(len(engine.bunches))
         self.give(actions, slice(0, self.num_envs))
         self.wait_for_actions()
         engine.send(everybody)
         self.outputs = into or self.outputs
         self.take(everybody, len(everybody))
+        if hold is not None:
+            self._arrays["order"][:] = STEP
         self.show(slice(0, self.num_envs), self.outputs)
         self.show_final(slice(0, self.num_envs), self.outputs)
         return self.outputs
@@ -324,12 +328,13 @@ class HostWorld(World):
         """Wait until enough of these bunches are done; keeps the books of their envs and says which they are."""
         engine = self._started()
         done = engine.wait(bunches, enough)
-        for rows in joined([engine.bunches[bunch] for bunch in done]):
+        ranges = joined([engine.bunches[bunch] for bunch in done])
+        for rows in ranges:
             self.lost[rows] = False
         for bunch in engine.lost.intersection(done):
             engine.lost.discard(bunch)
             self.lost[engine.bunches[bunch]] = True
-        for rows in joined([engine.bunches[bunch] for bunch in done]):
+        for rows in ranges:
             self._book(rows)
         return done
 
@@ -342,16 +347,10 @@ class HostWorld(World):
     def _book(self, rows: slice) -> None:
         """Lengths and returns of the episodes of some rows, after a step."""
         arrays = self._arrays
-        ended = arrays["terminated"][rows] | arrays["truncated"][rows]
-        still = (arrays["order"][rows] != STEP) | arrays["skipped"][rows] | self.lost[rows]
-        if still.any():  # some envs did not take a step
-            moved = ~still
-            ended &= moved
-            self._length[rows] += moved
-            for name, total in self._return.items():
-                total[rows] += np.where(moved[:, None], arrays[f"{name}.reward"][rows], 0.0)
-            if self.lost[rows].any():
-                self._forget(self.lost)
+        ended = self._ended[rows]
+        np.logical_or(arrays["terminated"][rows], arrays["truncated"][rows], out=ended)
+        if arrays["order"][rows].any() or arrays["skipped"][rows].any() or self.lost[rows].any():
+            self._book_some(rows, ended)
         else:
             self._length[rows] += 1
             for name, total in self._return.items():
@@ -367,6 +366,16 @@ class HostWorld(World):
             self._return_sum[name][envs] += self._last_return[name][envs]
         self._forget(envs)
 
+    def _book_some(self, rows: slice, ended: np.ndarray) -> None:
+        """The same where some envs did not take a step: held, begun anew, lost, or sitting one out."""
+        arrays = self._arrays
+        moved = ~((arrays["order"][rows] != STEP) | arrays["skipped"][rows] | self.lost[rows])
+        ended &= moved
+        self._length[rows] += moved
+        for name, total in self._return.items():
+            total[rows] += np.where(moved[:, None], arrays[f"{name}.reward"][rows], 0.0)
+        self._forget(self.lost)
+
     def show(self, rows: slice, into: Outputs) -> None:
         """Copy what a step of some rows brought to the device; it can be recorded in a graph."""
         self._copy(into.terminated, "terminated", rows)
@@ -377,7 +386,7 @@ class HostWorld(World):
 
     def show_final(self, rows: slice, into: Outputs) -> None:
         """The same for what was seen last in episodes that have just ended, if any has."""
-        if (self._arrays["terminated"][rows] | self._arrays["truncated"][rows]).any():
+        if self._ended[rows].any():
             self._show(("final_observation", "final_alive"), rows, into)
 
     def _show(self, names: tuple[str, ...], rows: slice, into: Outputs) -> None:
@@ -390,7 +399,7 @@ class HostWorld(World):
     def _copy(self, target: torch.Tensor, name: str, rows: slice) -> None:
         if self.device.type == "cpu" and target.dtype != torch.bfloat16:
             # Not with torch, whose threads would wake up and take their cores from the envs.
-            np.copyto(target.numpy()[rows], self._arrays[name][rows], casting="same_kind")
+            target.numpy()[rows] = self._arrays[name][rows]
         else:
             target[rows].copy_(self._host[name][rows], non_blocking=True)
 
