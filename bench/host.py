@@ -143,6 +143,8 @@ def stable_baselines(name, envs, rollout, minibatches, epochs, atari):
 
     samples = envs * rollout
     if atari:
+        import ale_py  # noqa: F401  (registers the games)
+
         forked = dict(start_method="fork")
         vector = make_atari_env(name, n_envs=envs, vec_env_cls=SubprocVecEnv, vec_env_kwargs=forked)
         vector = VecFrameStack(vector, 4)

@@ -189,13 +189,19 @@ def _parser(command: str, description: str):
 
 
 def _run_arguments(parser) -> None:
+    import argparse
+
     parser.add_argument("run", metavar="RUN", help="run folder")
     parser.add_argument("--checkpoint", default="best", help="best, last or a step number (default: best)")
     parser.add_argument("--device", help="auto, cpu, cuda or cuda:N (default: auto)")
     parser.add_argument("--seed", type=int, help="seed of the episodes (default: the run's)")
     parser.add_argument("--random", nargs="+", default=[], metavar="GROUP", help="groups that act at random instead")
     parser.add_argument("--load", nargs="+", default=[], metavar="GROUP=RUN", help="groups that another run plays for")
-    parser.add_argument("--sample", action="store_true", help="draw actions instead of taking the likeliest")
+    parser.add_argument(
+        "--sample",
+        action=argparse.BooleanOptionalAction,
+        help="draw actions instead of taking the likeliest (default: as the run's own evaluations)",
+    )
 
 
 if __name__ == "__main__":

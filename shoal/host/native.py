@@ -115,9 +115,9 @@ class Native(Engine):
         super().__init__()
         self.batches, self.threads = batches, threads
         self.bunches = [batch.rows for batch in batches]
-        # Several batches finish in any order: somebody has to wait for each.
         self._pool = ThreadPoolExecutor(len(batches)) if len(batches) > 1 else None
-        self._running: dict[Future, int] = {}
+        self._running: dict[int, Future] = {}
+        """Bunches that a thread of the pool waits for."""
 
     def describe(self) -> str:
         many = f"{len(self.batches)} native batches" if len(self.batches) > 1 else "a native batch"
@@ -125,24 +125,31 @@ class Native(Engine):
 
     def send(self, bunches: Sequence[int]) -> None:
         for bunch in bunches:
-            if self._pool is None:
-                self.batches[bunch].send()
+            batch = self.batches[bunch]
+            if batch.sends or self._pool is None:
+                batch.send()
             else:
-                self._running[self._pool.submit(self.batches[bunch].run)] = bunch
+                self._running[bunch] = self._pool.submit(batch.run)
 
     def wait(self, wanted: Collection[int], enough: int) -> list[int]:
-        if self._pool is None:
-            self.batches[0].receive()
-            return [0]
-        mine = [future for future, bunch in self._running.items() if bunch in wanted]
-        done = [future for future in mine if future.done()]
-        while len(done) < enough:
-            wait_for([future for future in mine if future not in done], return_when=FIRST_COMPLETED)
-            done = [future for future in mine if future.done()]
         found = []
-        for future in done:
-            found.append(self._running.pop(future))
-            future.result()
+        if enough >= len(wanted):  # all of them: no need for anybody else to wait
+            for bunch in wanted:
+                if bunch in self._running:
+                    self._running.pop(bunch).result()
+                else:
+                    self.batches[bunch].receive()
+                found.append(bunch)
+            return sorted(found)
+        assert self._pool is not None
+        for bunch in wanted:
+            if bunch not in self._running:
+                self._running[bunch] = self._pool.submit(self.batches[bunch].receive)
+        while len(found) < enough:
+            wait_for([self._running[bunch] for bunch in wanted if bunch not in found], return_when=FIRST_COMPLETED)
+            found = [bunch for bunch in wanted if self._running[bunch].done()]
+        for bunch in found:
+            self._running.pop(bunch).result()
         return sorted(found)
 
     def close(self) -> None:

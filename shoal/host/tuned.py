@@ -9,6 +9,7 @@ ATARI: dict[str, dict[str, Any]] = {
         shared=True,
         activation="relu",
         eval_episodes=32,
+        eval_sample=True,
         lr=1e-3,
         gamma=0.99,
         lam=0.95,

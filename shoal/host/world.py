@@ -62,7 +62,7 @@ class HostWorld(World):
         self.limit = self._limit(time_limit)
         self.teams = self.teams_of(self.config)
         self.groups = tuple(_kept_as(g, frame_stack, observation_type) for g in self.groups_of(self.config))
-        self.outputs = self._allocate()
+        self.outputs = self._own_outputs = self._allocate()
         self.engine: Engine | None = None
         self.lost = np.zeros(num_envs, dtype=bool)
         """Envs that were started anew in the last step, after a fault: what they did since is not known."""
@@ -144,6 +144,9 @@ class HostWorld(World):
         phase = self.config.phase if phase is None else phase
         if phase:
             self._put_out_of_phase(seed, first_env, phase)
+        for flags in (self._arrays["terminated"], self._arrays["truncated"], self._ended):
+            flags[:] = False
+        self.outputs = self._own_outputs
         self.show(slice(0, self.num_envs), self.outputs)
         return self.outputs
 

@@ -136,6 +136,8 @@ class TrainConfig:
     """Type of the products inside networks (auto: bf16 on a GPU, fp32 on a CPU)."""
     eval_episodes: int = 100
     """Episodes of each evaluation; they run at every checkpoint, in envs of their own (0: none)."""
+    eval_sample: bool = False
+    """In evaluations, draw actions instead of taking the likeliest, which go round in circles in some games."""
     checkpoint_every: Count | None = None
     """Env steps between checkpoints (default: a fifth of the run)."""
     log_every: float = 0.5

@@ -130,18 +130,21 @@ def evaluate(
     policies: dict[str, ActorCritic],
     episodes: int,
     seed: int | None = None,
-    sample: bool = False,
+    sample: bool | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Evaluation:
     """Play `episodes` whole episodes, one per env, with policies by group, and score each group.
 
     One episode per env: taking the first ones to finish would favour the short. `sample` draws actions instead of
-    taking the likeliest. `stop` is asked now and then; if it says so, episodes under way count as they stand.
+    taking the likeliest (none: as the run's own evaluations do). `stop` is asked now and then; if it says so, episodes
+    under way count as they stand.
     """
     if episodes < 1:
         raise ShoalError(f"--episodes must be at least 1, got {episodes}.")
     with closing(make_world(job, episodes, "playing")) as world:
-        player = Player(world, policies, EVALUATION_SEED + (job.train.seed if seed is None else seed), sample)
+        player = Player(
+            world, policies, evaluation_seed(job, seed), job.train.eval_sample if sample is None else sample
+        )
         finished = torch.zeros(episodes, dtype=torch.bool, device=world.device)
         last = world.last_episode()
         totals = [torch.zeros(episodes, device=world.device) for _ in (*last.returns, *last.reports, "length")]
@@ -165,6 +168,11 @@ def evaluate(
     count = len(last.returns)
     groups = dict(zip(last.returns, scores[:count], strict=True))
     return Evaluation(groups, dict(zip(last.reports, scores[count:], strict=True)))
+
+
+def evaluation_seed(job: Job, seed: int | None) -> int:
+    """The seed of episodes that are played for their score or their looks: the user's, or the run's."""
+    return EVALUATION_SEED + (job.train.seed if seed is None else seed)
 
 
 def _score(returns: torch.Tensor, length: float) -> Score:

@@ -14,6 +14,7 @@ from shoal.policy import ActorCritic
 from shoal.run.build import make_policies, make_world
 from shoal.run.collect import truncations
 from shoal.run.config import Job
+from shoal.worlds import world_class
 
 COUNTED = 16
 """Envs of the copy, without memory of its own, that the bytes are counted in."""
@@ -132,6 +133,10 @@ def _activations(policy: ActorCritic) -> int:
 
 def most_envs(job: Job) -> int:
     """What `--num-envs auto` means: the largest number of envs that fits, such that mini-batches divide."""
+    if not world_class(job.world).on_device:
+        raise ShoalError(
+            f"--num-envs auto fills the device's memory, but {job.world} is stepped by CPU cores; give a number."
+        )
     told = estimate(job)
     learn = [job.for_policy(name).learn for name in job.teams()]
     step = max(1, *(getattr(settings, "minibatches", 1) for settings in learn))

@@ -43,7 +43,9 @@ class HostCollector(Collector):
         super().__init__(*given, **named)
         self.schedule = self.world.config.schedule
         self._measured = ""
-        self._graphs = graph and len(self.world.bunches) > 0 and self.world.pinned  # a graph can copy from and to pinned memory alone
+        self._graphs = (
+            graph and len(self.world.bunches) > 0 and self.world.pinned
+        )  # a graph can copy from and to pinned memory alone
         self._pool = torch.cuda.graph_pool_handle() if self._graphs else None
         self._turns: dict[tuple[int, int, int, bool], Graphed] = {}
         self._stages: dict[int, list[_Stage]] = {}

@@ -54,7 +54,7 @@ class Run:
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
 
-    def evaluate(self, episodes: int = 100, seed: int | None = None, sample: bool = False) -> Evaluation:
+    def evaluate(self, episodes: int = 100, seed: int | None = None, sample: bool | None = None) -> Evaluation:
         """Whole episodes in fresh envs, scored per group, with the weights that are here.
 
         After training those are the last ones; `load_run` reads the best.

@@ -11,7 +11,7 @@ import numpy as np
 from shoal.core.world import World
 from shoal.errors import ShoalError
 from shoal.run.build import make_world
-from shoal.run.evaluate import EVALUATION_SEED, Player
+from shoal.run.evaluate import Player, evaluation_seed
 from shoal.run.train import Run
 from shoal.view.canvas import Canvas
 from shoal.view.places import TRAIL
@@ -34,7 +34,7 @@ def record(
     steps: int | None = None,
     fps: int | None = None,
     seed: int | None = None,
-    sample: bool = False,
+    sample: bool | None = None,
 ) -> Path:
     """Play a run's policy for `steps` steps in `envs` envs and write what they look like.
 
@@ -53,7 +53,8 @@ def record(
     with closing(make_world(run.job, envs, "shown")) as world:
         if not world.drawable:
             world.picture(None, 0)
-        player = Player(world, run.policies, EVALUATION_SEED + (run.job.train.seed if seed is None else seed), sample)
+        drawn = run.job.train.eval_sample if sample is None else sample
+        player = Player(world, run.policies, evaluation_seed(run.job, seed), drawn)
         path.parent.mkdir(parents=True, exist_ok=True)
         if still:
             _write_still(path, player, steps)

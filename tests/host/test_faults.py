@@ -19,7 +19,7 @@ HERE = Path(__file__).parent / "envs.py"
 
 def trainer(marker, hang=False, schedule="lockstep", **settings):
     kwargs = dict(marker=str(marker), hang=hang)
-    host = dict(batch="processes", workers=2, schedule=schedule, phase=0, patience=1.5, env_kwargs=kwargs)
+    host = dict(batch="processes", workers=2, schedule=schedule, phase=0, patience=3.0 if hang else 60.0, env_kwargs=kwargs)
     host.update(settings)
     sizes = dict(num_envs=8, rollout=12, total_steps=10_000, minibatches=2, epochs=1, device="cpu")
     return Trainer(make_job(f"{HERE}:Trouble", world_config=host, **sizes))
@@ -77,14 +77,14 @@ def test_an_env_that_raises_or_hangs_is_named_and_replaced(hang, tmp_path, capfd
         marker.touch()
         start = time.monotonic()
         found.iterate()
-        assert time.monotonic() - start < 20
+        assert time.monotonic() - start < 60
         assert not marker.exists()
         found.iterate()
         dead = int((~found.collector.rollouts["agent"].alive).sum())
         assert dead == 0
     told = capfd.readouterr().err
     if hang:
-        assert "did not answer for 1.5 s and was killed" in told
+        assert "did not answer for 3 s and was killed" in told
     else:
         assert "RuntimeError: the ground gave way in env" in told
         assert "(seed" in told
@@ -105,7 +105,7 @@ def test_too_many_restarts_are_an_error_with_the_traceback(tmp_path):
 
 def test_a_lost_episode_counts_for_nothing_in_plain_steps(tmp_path):
     cls = world_class(f"{HERE}:Trouble")
-    settings = dict(env_kwargs=dict(marker=str(tmp_path / "m")), batch="processes", workers=2, phase=0, patience=5.0)
+    settings = dict(env_kwargs=dict(marker=str(tmp_path / "m")), batch="processes", workers=2, phase=0, patience=60.0)
     with closing(cls(4, "cpu", cls.Config(**settings, schedule="lockstep"))) as world:
         world.reset(0)
         action = torch.ones(4, 1, dtype=torch.int32)
