@@ -19,7 +19,9 @@ HERE = Path(__file__).parent / "envs.py"
 
 def trainer(marker, hang=False, schedule="lockstep", **settings):
     kwargs = dict(marker=str(marker), hang=hang)
-    host = dict(batch="processes", workers=2, schedule=schedule, phase=0, patience=3.0 if hang else 60.0, env_kwargs=kwargs)
+    host = dict(
+        batch="processes", workers=2, schedule=schedule, phase=0, patience=3.0 if hang else 60.0, env_kwargs=kwargs
+    )
     host.update(settings)
     sizes = dict(num_envs=8, rollout=12, total_steps=10_000, minibatches=2, epochs=1, device="cpu")
     return Trainer(make_job(f"{HERE}:Trouble", world_config=host, **sizes))
