@@ -38,12 +38,7 @@ def gymnasium_stepper(name, kind, envs):
     vector = gym.vector.AsyncVectorEnv(makers) if kind == "async" else gym.vector.SyncVectorEnv(makers)
     vector.reset(seed=0)
     actions = _actions(vector.single_action_space, envs)
-
-    def call():
-        for action in actions:
-            vector.step(action)
-
-    return call, STEPS * envs
+    return _stepper(vector.step, actions, envs)
 
 
 def stable_baselines_stepper(name, envs):
@@ -54,10 +49,15 @@ def stable_baselines_stepper(name, envs):
     vector = make_vec_env(name, n_envs=envs, vec_env_cls=SubprocVecEnv, vec_env_kwargs=dict(start_method="fork"))
     vector.reset()
     actions = _actions(vector.action_space, envs)
+    return _stepper(vector.step, actions, envs)
+
+
+def _stepper(step, actions, envs):
+    """A contestant: a call, and how many env steps it makes."""
 
     def call():
         for action in actions:
-            vector.step(action)
+            step(action)
 
     return call, STEPS * envs
 
@@ -76,12 +76,7 @@ def shoal_stepper(name, envs, **settings):
     random = np.random.default_rng(0)
     rows = [world.teams[0].action.draw(random, envs)[:, None] for _ in range(STEPS)]
     actions = [torch.from_numpy(row) for row in rows]
-
-    def call():
-        for action in actions:
-            world.step(action)
-
-    return call, STEPS * envs
+    return _stepper(world.step, actions, envs)
 
 
 def ale_stepper(game, envs, threads):
@@ -90,12 +85,7 @@ def ale_stepper(game, envs, threads):
     vector = AtariVectorEnv(game, envs, num_threads=threads, autoreset_mode="SameStep", stack_num=1)
     vector.reset(seed=0)
     actions = _actions(vector.single_action_space, envs)
-
-    def call():
-        for action in actions:
-            vector.step(action)
-
-    return call, STEPS * envs
+    return _stepper(vector.step, actions, envs)
 
 
 def rows_of(kind, what, rates, ratios):

@@ -101,6 +101,7 @@ class _Worker:
         )
         os.close(inner_in)
         os.close(inner_out)
+        os.set_blocking(self.answers, False)
         self.ready = False
         self.running: set[int] = set()
         self.since = time.monotonic()
@@ -116,8 +117,9 @@ class _Worker:
     def stop(self, seconds: float = 0.0) -> None:
         """Hang up; it is killed if it has not ended after so many seconds."""
         for descriptor in (self.commands, self.answers):
-            with contextlib.suppress(OSError):
+            if descriptor >= 0:
                 os.close(descriptor)
+        self.commands = self.answers = -1
         try:
             self.process.wait(seconds) if seconds else self.process.kill()
         except subprocess.TimeoutExpired:
@@ -214,8 +216,14 @@ class Processes(Engine):
         now = time.monotonic()
         ends = [w.since + patience for w in self.workers if w.running or not w.ready]
         for descriptor, _ in self._poll.poll(max(0.0, min(ends, default=now) - now) * 1e3 + 1.0):
-            worker = self._by_descriptor[descriptor]
-            answers = os.read(descriptor, 64)
+            # While one worker was replaced, others were listened to: what poll saw may have been taken since.
+            worker = self._by_descriptor.get(descriptor)
+            if worker is None:
+                continue
+            try:
+                answers = os.read(descriptor, 64)
+            except BlockingIOError:
+                continue
             if not answers:
                 self._replace(worker, self._how_it_died(worker))
             elif FAILED in answers:
@@ -288,6 +296,7 @@ class Processes(Engine):
 
     def _what_it_said(self, worker: _Worker, answers: bytes) -> Fault:
         text = answers[answers.index(FAILED) + 1 :]
+        os.set_blocking(worker.answers, True)  # until it has ended
         while more := os.read(worker.answers, 65536):
             text += more
         told: dict[str, Any] = json.loads(text)
@@ -296,9 +305,9 @@ class Processes(Engine):
 
     def close(self) -> None:
         for worker in self.workers:
-            with contextlib.suppress(OSError):
+            if worker.commands >= 0:
                 os.close(worker.commands)
-            worker.commands = -1
+                worker.commands = -1
         for worker in self.workers:
             worker.stop(2.0)
         self.workers.clear()

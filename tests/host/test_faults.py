@@ -122,6 +122,19 @@ def test_a_lost_episode_counts_for_nothing_in_plain_steps(tmp_path):
         assert not world.lost.any()
 
 
+def test_a_death_and_an_answer_that_arrive_together_are_both_taken(tmp_path):
+    cls = world_class(f"{HERE}:Trouble")
+    settings = dict(env_kwargs=dict(marker=str(tmp_path / "m")), batch="processes", workers=3, phase=0, patience=60.0)
+    with closing(cls(6, "cpu", cls.Config(**settings, schedule="lockstep"))) as world:
+        world.reset(0)
+        for victim in (0, 2):
+            os.kill(world.engine.workers[victim].process.pid, signal.SIGKILL)
+            world.send(range(3))
+            time.sleep(0.3)  # by now all there is to hear is there
+            assert world.take(range(3), 3) == [0, 1, 2]
+            assert world.lost.nonzero()[0].tolist() == [2 * victim, 2 * victim + 1]
+
+
 def children(pid):
     found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
     return [int(word) for word in found.stdout.split()]
