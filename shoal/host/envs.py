@@ -1,6 +1,7 @@
 """Stepping the envs of one process, one after the other, on rows of shared arrays. No torch here."""
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -72,7 +73,7 @@ class EnvFault(Exception):
         self.env, self.seed = env, seed
 
 
-class EnvRows:
+class EnvRows(ABC):
     """Envs of this process, each on its row of the arrays. Base of GymRows and ZooRows."""
 
     def __init__(
@@ -99,9 +100,9 @@ class EnvRows:
             if order in (RESTART, RESET):
                 self._begin(row, int(self.seed[row]) if order == RESET else None)
 
+    @abstractmethod
     def step(self, start: int, stop: int) -> None:
         """One step of each of these envs, with the actions in its row; those that end begin a new episode."""
-        raise NotImplementedError
 
     def _begin(self, row: int, seed: int | None) -> None:
         try:
@@ -109,8 +110,9 @@ class EnvRows:
         except Exception as error:
             raise EnvFault(row, int(self.seed[row])) from error
 
+    @abstractmethod
     def _reset(self, row: int, seed: int | None) -> None:
-        raise NotImplementedError
+        """Begin an episode and write its first observation."""
 
     def close(self) -> None:
         for env in self.envs.values():
