@@ -28,7 +28,6 @@ class SharedArrays:
             places[name] = size
             nbytes = math.prod(shape) * np.dtype(dtype).itemsize
             size += -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
-        self.owner = descriptor is None
         self.descriptor = _unnamed_file(size) if descriptor is None else descriptor
         self.map = mmap.mmap(self.descriptor, size)
         self.whole = np.frombuffer(self.map, dtype=np.uint8)
