@@ -48,7 +48,7 @@ class HostCollector(Collector):
         )  # a graph can copy from and to pinned memory alone
         self._pool = torch.cuda.graph_pool_handle() if self._graphs else None
         self._turns: dict[tuple[int, int, int, bool], Graphed] = {}
-        self._stages: dict[int, list[_Stage]] = {}
+        self._stages: list[_Stage] = []
         self._taken = np.zeros(self.world.num_envs, dtype=np.int64)
         """Slots for final observations that each env has used in this rollout."""
 
@@ -178,7 +178,9 @@ class HostCollector(Collector):
     def _send(self, bunches: list[int], at: list[int]) -> None:
         """The policies act for these bunches, each at its step; then they are set going."""
         spans = self._spans(bunches, at)
-        for stage in self._stages_for(spans):
+        if not self._stages:
+            self._stages = [_Stage(self, name, self._most) for name in self.policies]
+        for stage in self._stages:
             stage.act(spans)
         for span in spans:
             self.world.give(self._actions(span), span.rows)
@@ -223,17 +225,11 @@ class HostCollector(Collector):
             actions.update({group: chosen[:, place] for group, place in slots.items()})
         return actions
 
-    def _stages_for(self, spans: list[Span]) -> list["_Stage"]:
-        size = max(sum(span.rows.stop - span.rows.start for span in spans), self._most)
-        if size not in self._stages:
-            self._stages[size] = [_Stage(self, name, size) for name in self.policies]
-        return self._stages[size]
-
     @property
     def _most(self) -> int:
-        """Envs that act at once when half of the bunches do, so that one graph does for first-come."""
+        """The most envs that act at once when half of the bunches do: one graph serves whichever they are."""
         sizes = sorted((rows.stop - rows.start for rows in self.world.bunches), reverse=True)
-        return sum(sizes[: -(-len(sizes) // 2)]) if self.schedule == "first-come" else 0
+        return sum(sizes[: -(-len(sizes) // 2)])
 
     def _finish(self, bunches: list[int], at: list[int]) -> None:
         """Put what bunches brought into their rows."""
