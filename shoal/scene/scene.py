@@ -1,0 +1,113 @@
+"""A scene: triangles with what they look like and what they are, checked, in metres, z up."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shoal.errors import ShoalError
+
+LARGEST_EXTENT = 1e5
+"""Metres. Beyond it single precision no longer resolves a centimetre: most likely the unit is wrong."""
+
+
+@dataclass(frozen=True)
+class Material:
+    """What a surface looks like: colour times texture times the corners' colours."""
+
+    name: str = ""
+    colour: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)
+    """Red, green, blue, alpha; 0 to 1, as they are shown (sRGB)."""
+    texture: int = -1
+    """Index into the scene's textures, -1 for none."""
+    cutoff: float = 0.0
+    """Alpha below this is a hole; 0 means that nothing is cut out."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Triangles in metres, z up, with materials, textures and labels. All arrays are NumPy's; nothing is on a device."""
+
+    name: str
+    vertices: np.ndarray
+    """float32 [V, 3], metres."""
+    triangles: np.ndarray
+    """int32 [T, 3], indices of vertices; seen from both sides."""
+    uv: np.ndarray
+    """float32 [T, 3, 2], texture coordinates of the corners; v points up, outside 0 to 1 the texture repeats."""
+    colours: np.ndarray
+    """uint8 [T, 3, 4], red, green, blue and alpha of the corners; white where a file gives none."""
+    material: np.ndarray
+    """int32 [T], index into `materials`."""
+    semantic: np.ndarray
+    """int32 [T], index into `labels`; 0 is "unlabelled"."""
+    instance: np.ndarray
+    """int32 [T], which object of the scene, counted from 1; 0 is none."""
+    materials: tuple[Material, ...] = (Material(),)
+    textures: tuple[np.ndarray, ...] = ()
+    """uint8 [height, width, 4] each; row 0 is the top of the picture."""
+    labels: tuple[str, ...] = ("unlabelled",)
+    notes: tuple[str, ...] = field(default=())
+    """What was left out or mended while loading, for the user to read."""
+
+    @property
+    def corners(self) -> np.ndarray:
+        """float32 [T, 3, 3]: the positions of each triangle's corners."""
+        return self.vertices[self.triangles]
+
+    @property
+    def bounds(self) -> np.ndarray:
+        """float32 [2, 3]: the least and the greatest corner of the box around all triangles."""
+        corners = self.corners.reshape(-1, 3)
+        return np.stack([corners.min(0), corners.max(0)])
+
+
+def check_scene(scene: Scene) -> Scene:
+    """The same scene, or an error that names what is wrong: Warp and the search tree trust what passes here."""
+    name, count = scene.name, len(scene.triangles)
+    if len(scene.vertices) == 0 or count == 0:
+        raise ShoalError(f"{name} holds no triangles: {len(scene.vertices)} vertices, {count} faces.")
+    _expect(name, "vertices", scene.vertices, (len(scene.vertices), 3), np.float32)
+    _expect(name, "triangles", scene.triangles, (count, 3), np.int32)
+    _expect(name, "uv", scene.uv, (count, 3, 2), np.float32)
+    _expect(name, "colours", scene.colours, (count, 3, 4), np.uint8)
+    for part in ("material", "semantic", "instance"):
+        _expect(name, part, getattr(scene, part), (count,), np.int32)
+    for texture in scene.textures:
+        _expect(name, "a texture", texture, (*texture.shape[:2], 4), np.uint8)
+        if texture.size == 0:
+            raise ShoalError(f"{name}: a texture has no pixels (shape {texture.shape}).")
+    bad = np.flatnonzero(~np.isfinite(scene.vertices).all(1))
+    if len(bad):
+        raise ShoalError(f"{name}: vertex {bad[0]} is not finite ({scene.vertices[bad[0]]}), {len(bad)} in all.")
+    bad = np.flatnonzero(~np.isfinite(scene.uv).all((1, 2)))
+    if len(bad):
+        raise ShoalError(f"{name}: the texture coordinates of triangle {bad[0]} are not finite, {len(bad)} in all.")
+    _within(name, "a vertex index", scene.triangles, len(scene.vertices))
+    _within(name, "a material", scene.material, len(scene.materials))
+    _within(name, "a label", scene.semantic, len(scene.labels))
+    _within(name, "a texture index", np.array([m.texture for m in scene.materials]), len(scene.textures), least=-1)
+    low, high = scene.bounds
+    extent = float((high - low).max())
+    if extent == 0.0:
+        raise ShoalError(f"{name}: all triangles lie in one point {tuple(low)}; there is nothing to see.")
+    if max(extent, float(np.abs([low, high]).max())) > LARGEST_EXTENT:
+        raise ShoalError(
+            f"{name} reaches from {tuple(low)} to {tuple(high)} m, more than {LARGEST_EXTENT:g} m: "
+            "give its unit with --scale (0.001 for millimetres)."
+        )
+    return scene
+
+
+def _expect(name: str, what: str, array: np.ndarray, shape: tuple[int, ...], dtype: type) -> None:
+    if array.shape != shape or array.dtype != dtype:
+        raise ShoalError(
+            f"{name}: {what} must have shape {shape} and type {np.dtype(dtype)}, not {array.shape} and {array.dtype}."
+        )
+
+
+def _within(name: str, what: str, indices: np.ndarray, count: int, least: int = 0) -> None:
+    bad = np.flatnonzero((indices < least) | (indices >= count))
+    if len(bad):
+        where = bad[0] // indices.shape[1] if indices.ndim > 1 else bad[0]
+        value = indices.ravel()[bad[0]]
+        raise ShoalError(f"{name}: {what} is out of range at {where}: {value}, but there are {count}.")
