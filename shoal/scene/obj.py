@@ -1,0 +1,381 @@
+"""Reading Wavefront `.obj` with its `.mtl`.
+
+Read by hand, because the format's freedoms are where general readers go wrong without a word: indices that count back
+from the line they stand on, faces with and without texture coordinates side by side, several material files.
+"""
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from shoal.errors import ShoalError
+from shoal.scene.draft import Draft, check_count, label
+from shoal.scene.files import Pictures, Source
+from shoal.scene.polygons import triangulate
+from shoal.scene.scene import Material
+
+_NUMBER = r"[+-]?\d+"
+_CORNERS = dict(v="N", vt="N/N/?", vn="N//N", all="N/N/N")
+_FACE = re.compile(
+    "|".join(f"(?P<{key}>{c}(?:\\s+{c})*)" for key, c in _CORNERS.items()).replace("N", _NUMBER),
+)
+"""The corners of a face, all written in one of four ways."""
+_OPTIONS = {"-o": 3, "-s": 3, "-t": 3, "-mm": 2}
+"""How many numbers follow an option of a texture, at most; one word follows every other option."""
+
+
+@dataclass(frozen=True)
+class _Mtl:
+    """A material as its file describes it."""
+
+    colour: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    opacity: float = 1.0
+    picture: str = ""
+    mask: str = ""
+    """The picture of the opacity, `map_d`."""
+    stretch: tuple[float, float] = (1.0, 1.0)
+    offset: tuple[float, float] = (0.0, 0.0)
+    file: Path = Path()
+
+
+def read_obj(source: Source) -> Draft:
+    """All faces, cut into triangles; every object or group of the file is one instance."""
+    text = _Text(source)
+    pictures = Pictures(source.name)
+    library, notes = _libraries(source)
+    corners, counts, state = text.faces()
+    at, uv_at = corners[:, 0], corners[:, 1]
+    points, colours = text.points()
+    picks, face = triangulate(points[at], counts)
+    check_count(source.name, len(picks))
+    small = int((counts < 3).sum())
+    if small:
+        notes.append(f"{small} faces of fewer than three corners were left out")
+
+    all_uv = np.concatenate([np.zeros((1, 2)), text.texture_coordinates()])  # 0 is a corner without any
+    uv = all_uv[uv_at][picks].astype(np.float32)
+
+    used = sorted(set(state[face].tolist()))
+    names = [text.states[i] for i in used]
+    order = np.zeros(len(text.states), np.int64)
+    order[used] = np.arange(len(used))
+    mine = order[state[face]]
+
+    materials: dict[str | None, int] = {}
+    scene_materials: list[Material] = []
+    stretches = []
+    unknown = []
+    for _, _, name in names:
+        if name in materials:
+            continue
+        mtl = library.get(name) if name is not None else _Mtl()
+        if mtl is None:
+            unknown.append(name)
+            mtl = _Mtl()
+        materials[name] = len(scene_materials)
+        scene_materials.append(_material(source, pictures, name or "", mtl))
+        stretches.append((mtl.stretch, mtl.offset))
+    if unknown and library:
+        notes.append(f"{len(unknown)} materials are used but not described, such as {unknown[0]!r}; they are white")
+    material = np.array([materials[name] for _, _, name in names], np.int32)[mine]
+    for i, (stretch, offset) in enumerate(stretches):
+        if (stretch, offset) != ((1.0, 1.0), (0.0, 0.0)):
+            uv[material == i] = uv[material == i] * np.float32(stretch) + np.float32(offset)
+    bare = [
+        m.name for i, m in enumerate(scene_materials) if m.texture >= 0 and (uv_at[picks][material == i] == 0).any()
+    ]
+    if bare:
+        notes.append(f"material {bare[0]!r} has a texture, but not all of its faces have texture coordinates")
+    hidden = [m.name for m in scene_materials if m.colour[3] < m.cutoff]
+    if hidden:
+        notes.append(f"{len(hidden)} materials are clear as glass and not seen, such as {hidden[0]!r}")
+
+    things: dict[tuple[str, str], int] = {}
+    for thing, group, _ in names:
+        things.setdefault((thing, group), len(things) + 1)
+    return Draft(
+        vertices=points,
+        triangles=at[picks],
+        uv=uv,
+        colours=colours[at[picks]],
+        material=material,
+        instance=np.array([things[thing, group] for thing, group, _ in names], np.int32)[mine],
+        named=mine.astype(np.int32),
+        names=[label(thing, group, "" if thing or group else name or "") for thing, group, name in names],
+        materials=scene_materials,
+        textures=pictures.textures,
+        notes=notes,
+    )
+
+
+def obj_references(source: Source) -> list[Path | None]:
+    """The material files and pictures it is made of; None for each that is missing."""
+    found: list[Path | None] = []
+    for _, path in _library_files(source):
+        found.append(path)
+        if path is not None:
+            for mtl in _parse_mtl(source, path).values():
+                found += [source.find(p, path) for p in (mtl.picture, mtl.mask) if p]
+    return found
+
+
+class _Text:
+    """The lines of the file, sorted by what they say; numbers are parsed in bulk, and by line only to find a fault."""
+
+    def __init__(self, source: Source):
+        self.name = source.name
+        data = source.data
+        if b"\0" in data[:4096]:
+            raise ShoalError(f"{self.name} is not an .obj file: it holds binary data.")
+        text = data.decode("utf-8", "replace").replace("\\\r\n", " ").replace("\\\n", " ")
+        self.states: list[tuple[str, str, str | None]] = []
+        """(object, group, material) that faces are drawn with."""
+        self._points: list[str] = []
+        self._uv: list[str] = []
+        self._faces: list[str] = []
+        self._line: list[int] = []
+        self._state: list[int] = []
+        self._so_far: list[tuple[int, int]] = []
+        self._read(text)
+        if not self._points:
+            what = (
+                "no vertices" if self._faces else "neither vertices nor faces: it is not an .obj file, or an empty one"
+            )
+            raise ShoalError(f"{self.name} holds {what}.")
+        if not self._faces:
+            raise ShoalError(f"{self.name} holds no triangles: {len(self._points)} vertices, 0 faces.")
+
+    def _read(self, text: str) -> None:
+        known: dict[tuple[str, str, str | None], int] = {}
+        thing, group, material = "", "", None
+        state = -1
+        points, uv = self._points, self._uv
+        for number, line in enumerate(text.splitlines(), start=1):
+            key, _, rest = line.strip().replace("\t", " ").partition(" ")
+            if key == "v":
+                points.append(rest)
+            elif key == "f":
+                if state < 0:
+                    state = known.setdefault((thing, group, material), len(known))
+                self._faces.append(rest)
+                self._line.append(number)
+                self._state.append(state)
+                self._so_far.append((len(points), len(uv)))
+            elif key == "vt":
+                uv.append(rest)
+            elif key in ("usemtl", "g", "o"):
+                rest = rest.strip()
+                if key == "usemtl":
+                    material = rest
+                elif key == "g":
+                    group = rest
+                else:
+                    thing, group = rest, ""
+                state = -1
+        self.states = list(known)
+
+    def points(self) -> tuple[np.ndarray, np.ndarray]:
+        """float64 [V, 3], and the colours that some programs write behind them, uint8 [V, 4]."""
+        table = self._table(self._points, "v", (3, 4, 6, 7))
+        colours = np.full((len(table), 4), 255, np.uint8)
+        if table.shape[1] >= 6:
+            colours[:, :3] = np.rint(np.nan_to_num(table[:, 3:6]).clip(0, 1) * 255)
+        return np.ascontiguousarray(table[:, :3]), colours
+
+    def texture_coordinates(self) -> np.ndarray:
+        """float64 [VT, 2]."""
+        if not self._uv:
+            return np.zeros((0, 2))
+        table = self._table(self._uv, "vt", (1, 2, 3))
+        return np.pad(table, ((0, 0), (0, 1)))[:, :2] if table.shape[1] == 1 else table[:, :2]
+
+    def faces(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Per corner, int64 [C, 2], its vertex from 0 and its texture coordinate from 1 (0 for none); per face how many
+        corners it has and its state, int64 [F] each."""
+        kinds: dict[tuple[str, int], list[int]] = {}
+        for i, text in enumerate(self._faces):
+            match = _FACE.fullmatch(text.strip())
+            if match is None:
+                if "#" in text and _FACE.fullmatch(text.partition("#")[0].strip()):
+                    self._faces[i] = text = text.partition("#")[0]
+                    match = _FACE.fullmatch(text.strip())
+                else:
+                    raise ShoalError(f"{self.name}, line {self._line[i]}: 'f {text[:60].strip()}' is not a face.")
+            kinds.setdefault((match.lastgroup, len(text.split())), []).append(i)  # type: ignore[union-attr, arg-type]
+
+        counts = np.zeros(len(self._faces), np.int64)
+        for (_, count), which in kinds.items():
+            counts[which] = count
+        starts = np.cumsum(counts) - counts
+        corners = np.zeros((int(counts.sum()), 2), np.int64)
+        so_far = np.array(self._so_far, np.int64)
+        for (kind, count), which in kinds.items():
+            per = {"v": 1, "vt": 2, "vn": 2, "all": 3}[kind]
+            words = " ".join([self._faces[i] for i in which]).replace("/", " ").split()
+            table = np.array(words, dtype=np.int64).reshape(len(which), count, per)
+            place = starts[which][:, None] + np.arange(count)
+            corners[place, 0] = self._resolve(table[:, :, 0], so_far[which, 0], len(self._points), which, "vertex") - 1
+            if kind in ("vt", "all"):
+                total = len(self._uv)
+                corners[place, 1] = self._resolve(table[:, :, 1], so_far[which, 1], total, which, "texture coordinate")
+        return corners, counts, np.array(self._state, np.int64)
+
+    def _resolve(self, given: np.ndarray, so_far: np.ndarray, total: int, which: list[int], what: str) -> np.ndarray:
+        """Indices from 1; negative ones count back from what stands above the line."""
+        index = np.where(given < 0, so_far[:, None] + 1 + given, given)
+        bad = np.argwhere((index < 1) | (index > total))
+        if len(bad):
+            face, corner = bad[0]
+            raise ShoalError(
+                f"{self.name}, line {self._line[which[face]]}: a face refers to {what} {given[face, corner]}, "
+                f"but there are {total} (counted from 1)."
+            )
+        return index
+
+    def _table(self, lines: list[str], key: str, widths: tuple[int, ...]) -> np.ndarray:
+        """float64 [len(lines), width]. Where lines differ in length the least they have in common counts."""
+        words = " ".join(lines).split()
+        width = len(lines[0].split())
+        try:
+            if width in widths and len(words) == width * len(lines):
+                table = np.array(words, dtype=np.float64).reshape(len(lines), width)
+                # Equal totals may still hide a short line beside a long one.
+                if all(len(line.split()) == width for line in lines):
+                    return table
+        except ValueError:
+            pass
+        rows = []
+        for line in lines:
+            row = line.partition("#")[0].split()
+            try:
+                rows.append([float(word) for word in row])
+            except ValueError:
+                raise ShoalError(f"{self.name}: '{key} {line[:60].strip()}' is not made of numbers.") from None
+            if len(row) < widths[0]:
+                raise ShoalError(
+                    f"{self.name}: '{key} {line[:60].strip()}' has {len(row)} numbers instead of {widths[0]}; "
+                    "the file is truncated or damaged."
+                )
+        width = min(len(row) for row in rows)
+        return np.array([row[:width] for row in rows], dtype=np.float64)
+
+
+def _library_files(source: Source) -> list[tuple[str, Path | None]]:
+    """The material files by name. A name may hold spaces, and a line several names."""
+    lines = [
+        m.decode("utf-8", "replace").strip()
+        for m in re.findall(rb"^[ \t]*mtllib[ \t]+(.+)$", source.data, re.MULTILINE)
+    ]
+    files: dict[str, Path | None] = {}
+    for line in lines:
+        whole = source.find(line)
+        names = [line] if whole is not None or " " not in line else line.split()
+        files.update({name: source.find(name) for name in names})
+    return list(files.items())
+
+
+def _libraries(source: Source) -> tuple[dict[str | None, _Mtl], list[str]]:
+    library: dict[str | None, _Mtl] = {}
+    notes = []
+    for name, path in _library_files(source):
+        if path is None:
+            notes.append(f"the material file {name!r} is missing; what it describes is white")
+        else:
+            library.update(_parse_mtl(source, path))
+    return library, notes
+
+
+def _parse_mtl(source: Source, path: Path) -> dict[str, _Mtl]:
+    text = source.content(path).decode("utf-8", "replace")
+    found: dict[str, _Mtl] = {}
+    name = None
+    for line in text.splitlines():
+        key, _, rest = line.strip().replace("\t", " ").partition(" ")
+        key, rest = key.lower(), rest.strip()
+        if key == "newmtl":
+            name = rest
+            found[name] = _Mtl(file=path)
+        if name is None or not rest:
+            continue
+        if key == "kd" and (numbers := _leading_numbers(rest.split())):
+            found[name] = replace(
+                found[name], colour=tuple((numbers * 3)[:3]) if len(numbers) < 3 else tuple(numbers[:3])
+            )
+        elif key in ("d", "tr") and (numbers := _leading_numbers(rest.replace("-halo", "").split())):
+            if key == "d" or found[name].opacity == 1.0:
+                found[name] = replace(found[name], opacity=numbers[0] if key == "d" else 1.0 - numbers[0])
+        elif key == "map_kd":
+            picture, options = _map(rest)
+            stretch, offset = options.get("-s", []), options.get("-o", [])
+            found[name] = replace(
+                found[name],
+                picture=picture,
+                stretch=tuple((stretch + [1.0, 1.0][len(stretch) :])[:2]),
+                offset=tuple((offset + [0.0, 0.0][len(offset) :])[:2]),
+            )
+        elif key == "map_d":
+            found[name] = replace(found[name], mask=_map(rest)[0])
+    return found
+
+
+def _map(rest: str) -> tuple[str, dict[str, list[float]]]:
+    """The file name of a texture, which may hold spaces, and the options before it."""
+    options: dict[str, list[float]] = {}
+    while rest.startswith("-"):
+        option, _, rest = rest.partition(" ")
+        words = rest.split()
+        numbers = _leading_numbers(words[: _OPTIONS[option]]) if option in _OPTIONS else []
+        for _ in range(len(numbers) if option in _OPTIONS else 1):
+            rest = rest.lstrip().partition(" ")[2]
+        options[option] = numbers
+        rest = rest.lstrip()
+    return rest.strip().strip('"'), options
+
+
+def _leading_numbers(words: list[str]) -> list[float]:
+    numbers = []
+    for word in words:
+        try:
+            numbers.append(float(word))
+        except ValueError:
+            break
+    return numbers
+
+
+def _material(source: Source, pictures: Pictures, name: str, mtl: _Mtl) -> Material:
+    """A material with its texture decoded. A see-through colour or texture is cut out at one half."""
+    texture = -1
+    if mtl.picture or mtl.mask:
+        key = (mtl.file, mtl.picture, mtl.mask)
+        known = pictures.known(key)
+        texture = known if known is not None else pictures.add(key, _texture(source, pictures, mtl))
+    colour = mtl.colour
+    if mtl.picture and max(colour) <= 0.0:
+        colour = (1.0, 1.0, 1.0)  # exporters write black for "the texture says it all"
+    r, g, b, alpha = (float(c) for c in np.nan_to_num(np.array([*colour, mtl.opacity]), nan=1.0).clip(0, 1))
+    through = alpha < 1 or (texture >= 0 and pictures.textures[texture][..., 3].min() < 255)
+    return Material(name, (r, g, b, alpha), texture, 0.5 if through else 0.0)
+
+
+def _texture(source: Source, pictures: Pictures, mtl: _Mtl) -> np.ndarray:
+    """The picture, with the mask as its alpha."""
+    picture = None
+    if mtl.picture:
+        data = source.read(mtl.picture, "texture", mtl.file)
+        picture = pictures.decode(data, f"the texture {mtl.picture!r}")
+    if not mtl.mask:
+        assert picture is not None
+        return picture
+    mask = pictures.decode(source.read(mtl.mask, "texture", mtl.file), f"the texture {mtl.mask!r}")
+    if picture is not None and mtl.mask == mtl.picture and mask[..., 3].min() < 255:
+        return picture  # one picture serves as both: its own alpha is meant
+    alpha = mask[..., 3] if mask[..., 3].min() < 255 else mask[..., :3].max(2)
+    if picture is None:
+        picture = np.full_like(mask, 255)
+    height, width, _ = picture.shape
+    if alpha.shape != (height, width):
+        alpha = np.asarray(Image.fromarray(alpha).resize((width, height)))
+    return np.dstack([picture[..., :3], alpha])
