@@ -142,6 +142,23 @@ class Plan:
             shares.append([_record(program, blocks, inputs, "cpu")])
         self.steps.append(shares)
 
+    def add_kernel(self, kernel: Any, count: int, inputs: list[Any], unit: int, block: int) -> None:
+        """Append a kernel of one's own, `count` threads of it; its first parameter is the number of the first of them.
+
+        A CPU's threads share them out in whole multiples of `unit`.
+        """
+        units = -(-count // unit)
+        threads = 1 if self.device.type == "cuda" or wp.config.mode == "debug" else min(cpu_threads(), units)
+        bounds = [min(count, units * i // threads * unit) for i in range(threads + 1)]
+        shares = [
+            [wp.launch(kernel, stop - start, [start, *inputs], device=str(self.device), record_cmd=True, block_dim=block)]
+            for start, stop in pairwise(bounds)
+        ]
+        if self.device.type == "cuda":
+            self.steps.append(lambda: shares[0][0].launch(torch_stream(self.device)))
+        else:
+            self.steps.append(shares)
+
     def __call__(self) -> None:
         for step in self.steps:
             if isinstance(step, list):

@@ -1,0 +1,1 @@
+"""Cameras and the batch ray caster: depth, colour, labels and normals of thousands of views in one call."""

@@ -1,0 +1,258 @@
+"""Where a ray meets a scene: the way through the packed tree (see `scene.pack`), and texture lookups."""
+
+import warp as wp
+
+from shoal.scene.pack import LEAF_BITS, LOOK_WORDS, MATERIAL_WORDS, NODE_WORDS, TRIANGLE_WORDS
+from shoal.scene.tree import STACK
+
+# Alone in this room, sums and products may be fused: rays need speed more than the same last bit on CPU and GPU.
+wp.set_module_options({"enable_backward": False})
+
+NODES, TRIANGLES, LOOKS, MATERIALS, TEXELS = 0, 1, 2, 3, 4
+"""Columns of the table of scenes: the first word of each section."""
+
+Words = wp.array(dtype=wp.vec4)
+Table = wp.array2d(dtype=int)
+
+_LOOK = wp.constant(LOOK_WORDS)
+_MATERIAL = wp.constant(MATERIAL_WORDS)
+
+EDGE = 1e-5
+"""How far a triangle reaches over its edges, in parts of its size, so that no ray slips through between two."""
+
+# The one loop of the project that is not Python: Warp clears every local array, and a cleared stack of 512 bytes per ray
+# would cost more than the way through the tree. It is plain C++ for CPUs and GPUs alike.
+TRAVERSAL = f"""
+    struct Word {{ float x, y, z, w; }};
+    struct Entry {{ int child; float distance; }};
+#if defined(__CUDA_ARCH__)
+    const float4* data = reinterpret_cast<const float4*>(words.data);
+    #define SHOAL_READ(index) __ldg(data + (index))
+#else
+    const Word* data = reinterpret_cast<const Word*>(words.data);
+    #define SHOAL_READ(index) data[index]
+#endif
+    const float ox = origin[0], oy = origin[1], oz = origin[2];
+    const float dx = direction[0], dy = direction[1], dz = direction[2];
+    // A ray along an axis would make 0 x inf in the test of a box.
+    const float ix = 1.0f / (wp::abs(dx) < 1e-12f ? 1e-12f : dx);
+    const float iy = 1.0f / (wp::abs(dy) < 1e-12f ? 1e-12f : dy);
+    const float iz = 1.0f / (wp::abs(dz) < 1e-12f ? 1e-12f : dz);
+    const float sx = -ox * ix, sy = -oy * iy, sz = -oz * iz;
+    // Of each axis, which word of a node holds the nearer sides of the boxes.
+    const int ax = ix < 0.0f ? 1 : 0, ay = iy < 0.0f ? 3 : 2, az = iz < 0.0f ? 5 : 4;
+    const int bx = 1 - ax, by = 5 - ay, bz = 9 - az;
+    const float NEVER = 3e38f;
+    float best = far, best_u = 0.0f, best_v = 0.0f;
+    int met = -1;
+    Entry stack[{STACK}];
+    int count = 0;
+    int at = 0;
+    while (true) {{
+        if (at >= 0) {{
+            const int node = nodes + at * {NODE_WORDS};
+            const auto nx = SHOAL_READ(node + ax), fx = SHOAL_READ(node + bx);
+            const auto ny = SHOAL_READ(node + ay), fy = SHOAL_READ(node + by);
+            const auto nz = SHOAL_READ(node + az), fz = SHOAL_READ(node + bz);
+            const auto ways = SHOAL_READ(node + 6);
+            #define SHOAL_BOX(k, t, c) \\
+                int c = wp::cast<int>(ways.k); \\
+                float t = wp::max(wp::max(nx.k * ix + sx, ny.k * iy + sy), wp::max(nz.k * iz + sz, 0.0f)); \\
+                if (!(t <= wp::min(wp::min(fx.k * ix + sx, fy.k * iy + sy), wp::min(fz.k * iz + sz, best)))) t = NEVER;
+            SHOAL_BOX(x, t0, c0)
+            SHOAL_BOX(y, t1, c1)
+            SHOAL_BOX(z, t2, c2)
+            SHOAL_BOX(w, t3, c3)
+            // The four children from near to far, by a sorting network; the nearest is next, the others wait.
+            #define SHOAL_SORT(s, t, c, d) \\
+                if (t < s) {{ const float f = s; s = t; t = f; const int i = c; c = d; d = i; }}
+            SHOAL_SORT(t0, t1, c0, c1)
+            SHOAL_SORT(t2, t3, c2, c3)
+            SHOAL_SORT(t0, t2, c0, c2)
+            SHOAL_SORT(t1, t3, c1, c3)
+            SHOAL_SORT(t1, t2, c1, c2)
+            if (t3 < NEVER) stack[count++] = {{c3, t3}};
+            if (t2 < NEVER) stack[count++] = {{c2, t2}};
+            if (t1 < NEVER) stack[count++] = {{c1, t1}};
+            if (t0 < NEVER) {{ at = c0; continue; }}
+        }} else {{
+            const int code = -1 - at;
+            const int first = code >> {LEAF_BITS};
+            const int last = first + (code & 7);
+            for (int k = first; k < last; ++k) {{
+                const int place = triangles + k * {TRIANGLE_WORDS};
+                const auto h = SHOAL_READ(place + 2);
+                const float t = -(h.x * ox + h.y * oy + h.z * oz + h.w) / (h.x * dx + h.y * dy + h.z * dz);
+                if (t > beyond && t < best) {{
+                    const float px = ox + t * dx, py = oy + t * dy, pz = oz + t * dz;
+                    const auto a = SHOAL_READ(place), b = SHOAL_READ(place + 1);
+                    const float u = a.x * px + a.y * py + a.z * pz + a.w;
+                    const float v = b.x * px + b.y * py + b.z * pz + b.w;
+                    if (u >= -{EDGE}f && v >= -{EDGE}f && u + v <= 1.0f + {EDGE}f) {{
+                        best = t; best_u = u; best_v = v;
+                        met = 2 * k + ((code >> 3) & 1);
+                    }}
+                }}
+            }}
+        }}
+        // The next child that begins before what has been met.
+        do {{
+            if (count == 0) return wp::vec4(best, best_u, best_v, wp::cast<float>(met));
+            --count;
+        }} while (stack[count].distance >= best);
+        at = stack[count].child;
+    }}
+    #undef SHOAL_READ
+    #undef SHOAL_BOX
+    #undef SHOAL_SORT
+"""
+
+
+@wp.func_native(TRAVERSAL)
+def traverse(
+    words: Words, nodes: int, triangles: int, origin: wp.vec3, direction: wp.vec3, beyond: float, far: float
+) -> wp.vec4:
+    """The nearest triangle between `beyond` and `far`: distance, u, v and, as bits, 2 x triangle + holes (-1: none)."""
+    ...
+
+
+@wp.func_native("""
+#if defined(__CUDA_ARCH__)
+    const float4 word = __ldg(reinterpret_cast<const float4*>(words.data) + index);
+    return wp::vec4(word.x, word.y, word.z, word.w);
+#else
+    return words.data[index];
+#endif
+""")
+def word(words: Words, index: int) -> wp.vec4:
+    """Four numbers in one read; Warp's own indexing makes four reads of them."""
+    ...
+
+
+@wp.struct
+class Hit:
+    """The nearest meeting of a ray so far: distance in lengths of the direction, triangle (-1: none), and where on it."""
+
+    distance: float
+    triangle: int
+    u: float
+    v: float
+
+
+@wp.func
+def bits(number: float) -> int:
+    """A number's bits as an integer."""
+    return wp.cast(number, int)
+
+
+@wp.func
+def trace(words: Words, table: Table, row: int, origin: wp.vec3, direction: wp.vec3, hit: Hit) -> Hit:
+    """The nearest solid place of scene `row` before `hit.distance`, or `hit` as it was."""
+    found = hit
+    beyond = float(1.0e-4)
+    searching = bool(True)
+    while searching:
+        met = traverse(words, table[row, NODES], table[row, TRIANGLES], origin, direction, beyond, hit.distance)
+        code = bits(met[3])
+        searching = False
+        if code >= 0:
+            triangle = code >> 1
+            # Through a hole the search goes on behind it.
+            if (code & 1) == 1:
+                searching = not is_solid(words, table, row, triangle, met[1], met[2])
+                beyond = met[0]
+            if not searching:
+                found.distance = met[0]
+                found.triangle = triangle
+                found.u = met[1]
+                found.v = met[2]
+    return found
+
+
+@wp.func
+def unpack(packed: float) -> wp.vec4:
+    """Red, green, blue and alpha, 0 to 1, from the four bytes of a number."""
+    n = wp.cast(packed, wp.uint32)
+    return wp.vec4(
+        float(n & wp.uint32(255)),
+        float((n >> wp.uint32(8)) & wp.uint32(255)),
+        float((n >> wp.uint32(16)) & wp.uint32(255)),
+        float(n >> wp.uint32(24)),
+    ) * (1.0 / 255.0)
+
+
+@wp.func
+def texel(words: Words, first: int, index: int) -> wp.vec4:
+    """One pixel of a texture."""
+    return unpack(words[first + (index >> 2)][index & 3])
+
+
+@wp.func
+def wrap(i: int, size: int) -> int:
+    j = i % size
+    return wp.where(j < 0, j + size, j)
+
+
+@wp.func
+def sample(words: Words, texels: int, picture: wp.vec4, u: float, v: float, level: float) -> wp.vec4:
+    """A texture at (u, v), v up, repeated, linear between the pixels of the level nearest to `level`."""
+    index = bits(picture[0])
+    width = bits(picture[1]) & 65535
+    height = bits(picture[1]) >> 16
+    last = bits(picture[2]) - 1
+    deep = wp.clamp(int(wp.floor(level + 0.5)), 0, last)
+    for _ in range(deep):
+        index += width * height
+        width = wp.max(width >> 1, 1)
+        height = wp.max(height >> 1, 1)
+    x = (u - wp.floor(u)) * float(width) - 0.5
+    y = (1.0 - (v - wp.floor(v))) * float(height) - 0.5
+    left = wp.floor(x)
+    top = wp.floor(y)
+    x0 = wrap(int(left), width)
+    y0 = wrap(int(top), height)
+    x1 = wrap(int(left) + 1, width)
+    y1 = wrap(int(top) + 1, height)
+    a = x - left
+    b = y - top
+    above = texel(words, texels, index + y0 * width + x0) * (1.0 - a) + texel(words, texels, index + y0 * width + x1) * a
+    below = texel(words, texels, index + y1 * width + x0) * (1.0 - a) + texel(words, texels, index + y1 * width + x1) * a
+    return above * (1.0 - b) + below * b
+
+
+@wp.func
+def texture_place(one: wp.vec4, two: wp.vec4, u: float, v: float) -> wp.vec2:
+    """Texture coordinates at a place on a triangle, from the first two words of its look."""
+    w = 1.0 - u - v
+    return wp.vec2(one[0] * w + one[2] * u + two[0] * v, one[1] * w + one[3] * u + two[1] * v)
+
+
+@wp.func
+def surface(words: Words, table: Table, row: int, triangle: int, u: float, v: float, fineness: float) -> wp.vec4:
+    """Colour and alpha of a place on a triangle. `fineness` is log2 of the pixel's size there, in metres."""
+    look = table[row, LOOKS] + triangle * _LOOK
+    one = word(words, look)
+    two = word(words, look + 1)
+    three = word(words, look + 2)
+    material = table[row, MATERIALS] + (bits(two[3]) & 65535) * _MATERIAL
+    colour = word(words, material)
+    picture = word(words, material + 1)
+    tint = unpack(three[0]) * (1.0 - u - v) + unpack(three[1]) * u + unpack(three[2]) * v
+    colour = wp.cw_mul(colour, tint)
+    if bits(picture[0]) >= 0:
+        place = texture_place(one, two, u, v)
+        seen = sample(words, table[row, TEXELS], picture, place[0], place[1], two[2] + fineness)
+        colour = wp.cw_mul(colour, seen)
+    return colour
+
+
+@wp.func
+def is_solid(words: Words, table: Table, row: int, triangle: int, u: float, v: float) -> bool:
+    """Whether the material of the triangle is not cut out here, by the finest level of its picture."""
+    look = table[row, LOOKS] + triangle * _LOOK
+    material = table[row, MATERIALS] + (bits(words[look + 1][3]) & 65535) * _MATERIAL
+    cutoff = words[material + 1][3]
+    solid = bool(True)
+    if cutoff > 0.0:
+        solid = surface(words, table, row, triangle, u, v, -100.0)[3] >= cutoff
+    return solid

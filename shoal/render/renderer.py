@@ -1,0 +1,181 @@
+"""The renderer: images of many views of many scenes in one call, written where the policy reads them."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import warp as wp
+
+from shoal.core.launch import Plan, init_warp
+from shoal.core.store import full_device
+from shoal.errors import ShoalError, unknown
+from shoal.render.kernel import CHANNELS, DEFAULT_TYPES, RAYS_PER_TILE, WARP_TYPES, Recipe, find_movers, render_kernel
+from shoal.render.movers import Movers
+from shoal.scene.memory import SceneMemory
+from shoal.scene.pack import Packed, pack_scene
+from shoal.scene.scene import Scene
+
+KINDS = {
+    "depth": (torch.uint8, torch.float16, torch.float32),
+    "rgb": (torch.uint8, torch.float16, torch.float32),
+    "semantic": (torch.uint8, torch.int32),
+    "instance": (torch.uint8, torch.int32),
+    "normal": (torch.uint8, torch.float16, torch.float32),
+}
+"""The element types that each kind of image can have; the first of RGB's, 0 to 255, is its default."""
+
+SKY = (0.62, 0.74, 0.88)
+
+BLOCK = 128
+"""Threads of a GPU block."""
+
+
+class Renderer:
+    """Renders `views` images at once. Write `position`, `rotation`, `fov` and `scene`, or give poses; call `render`.
+
+    A camera that is not turned looks along x, y is to its left and z up (metres). Depth is measured along the view axis.
+
+    | output | channels | types | holds |
+    |---|---|---|---|
+    | depth | 1 | float32, float16, uint8 | metres, at most `max_depth`; as bytes 255 is `max_depth` |
+    | rgb | 3 | uint8, float16, float32 | 0 to 255, or 0 to 1 |
+    | semantic | 1 | int32, uint8 | index into the scene's labels, 0 for none |
+    | instance | 1 | int32, uint8 | number of the object, 0 for none |
+    | normal | 3 | float32, float16, uint8 | towards the camera, world axes; as bytes 128 is 0 |
+    """
+
+    def __init__(
+        self,
+        scenes: SceneMemory | Sequence[Scene | Packed] | Scene | Packed,
+        views: int,
+        size: tuple[int, int] = (64, 64),
+        outputs: Sequence[str] | Mapping[str, torch.dtype] = ("depth", "rgb"),
+        *,
+        fov: float = 90.0,
+        far: float = 1000.0,
+        max_depth: float | None = None,
+        light: bool = True,
+        movers: Movers | None = None,
+        device: str | torch.device = "cpu",
+    ):
+        init_warp()
+        self.memory = scenes if isinstance(scenes, SceneMemory) else _load(scenes, device)
+        self.device = self.memory.device
+        self.num_views, (self.width, self.height) = views, size
+        kinds = {name: DEFAULT_TYPES.get(name) for name in outputs} if not isinstance(outputs, Mapping) else outputs
+        _check(views, size, kinds, fov, far, max_depth)
+        # Nothing but depth is wanted: what lies beyond its greatest value need not be found.
+        self.max_depth = far if max_depth is None else max_depth
+        self.far = min(far, self.max_depth) if set(kinds) == {"depth"} else far
+        self.movers = movers
+
+        def make(*shape: int, dtype: torch.dtype = torch.float32, value: float = 0) -> torch.Tensor:
+            return torch.full((views, *shape), value, dtype=dtype, device=self.device)
+
+        self.position = make(3)
+        """float32 [views, 3], metres."""
+        self.rotation = make(4)
+        """float32 [views, 4], quaternion x, y, z, w."""
+        self.rotation[:, 3] = 1.0
+        self.slope = make(value=math.tan(math.radians(fov) / 2))
+        """float32 [views]: tangent of half the horizontal field of view."""
+        self.scene = make(dtype=torch.int32)
+        """int32 [views]: row of the scene memory."""
+        self.env = torch.arange(views, dtype=torch.int32, device=self.device)
+        """int32 [views]: whose moving things the view sees."""
+        self.hidden = make(dtype=torch.int32, value=-1)
+        """int32 [views]: the one of them that it does not see (its own body), or -1."""
+        if movers is not None and len(movers.kind) < views:
+            self.env %= len(movers.kind)
+        self.images = {
+            name: make(self.height, self.width, CHANNELS[name], dtype=kind) for name, kind in kinds.items()
+        }
+        """[views, height, width, channels] each, written in place by every `render`."""
+        self._order = self.env.clone()
+        self._seen = make(1 + (movers.kind.shape[1] if movers else 0), dtype=torch.int32)
+        self._recipe = Recipe(self.width, self.height, tuple(sorted(kinds.items())), light, movers is not None)
+        self._plan = self._bind()
+
+    def _bind(self) -> Plan:
+        def view(tensor: torch.Tensor, dtype: Any) -> wp.array:
+            return wp.from_torch(tensor, dtype=dtype)
+
+        words, table = view(self.memory.words, wp.vec4), view(self.memory.table, wp.int32)
+        position, rotation = view(self.position, wp.vec3), view(self.rotation, wp.quat)
+        slope, env, seen = view(self.slope, wp.float32), view(self.env, wp.int32), view(self._seen, wp.int32)
+        things = self.movers or Movers.make(1, 1, self.device)
+        kind, place, size = view(things.kind, wp.int32), view(things.position, wp.vec3), view(things.size, wp.vec3)
+        images = []
+        for name in CHANNELS:
+            kinds = self.images[name].dtype if name in self.images else DEFAULT_TYPES[name]
+            image = self.images.get(name, torch.empty(1, 1, 1, 1, dtype=kinds, device=self.device))
+            images.append(view(image, WARP_TYPES[kinds]))
+        plan = Plan(self.device, self.num_views)
+        plan.add_function(self._sort_views)
+        if self.movers:
+            ratio = self.height / self.width
+            inputs = [table, position, rotation, slope, ratio, self.far, env, view(self.hidden, wp.int32), kind, place, size]
+            plan.add_kernel(find_movers, self.num_views, [*inputs, seen], unit=1, block=BLOCK)
+        inputs = [words, table, view(self._order, wp.int32), position, rotation, slope, view(self.scene, wp.int32)]
+        inputs += [self.far, self.max_depth, wp.vec3(*SKY), env, seen, kind, place, view(things.rotation, wp.quat), size]
+        inputs += [view(things.colour, wp.vec3), view(things.semantic, wp.int32), view(things.instance, wp.int32), *images]
+        count = self.num_views * self._recipe.rays_per_view
+        plan.add_kernel(render_kernel(self._recipe), count, inputs, unit=self._recipe.rays_per_view, block=BLOCK)
+        return plan
+
+    def _sort_views(self) -> None:
+        """Views of one scene follow one another, those of one place too: they find what they read in the cache."""
+        if self.device.type != "cuda" or self.memory.rows == 1 and self.num_views == 1:
+            return
+        cell = ((self.position[:, :2] * 0.5).int() & 63).int()
+        key = self.scene * 4096 + cell[:, 0] * 64 + cell[:, 1]
+        self._order.copy_(torch.argsort(key))
+
+    def render(self, poses: torch.Tensor | None = None, scene: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        """The images of all views. `poses` [views, 7] are positions and quaternions; without them `position` counts.
+
+        The tensors are the same in every call and are written in place.
+        """
+        if poses is not None:
+            if poses.shape != (self.num_views, 7):
+                raise ShoalError(f"poses must have shape ({self.num_views}, 7), not {tuple(poses.shape)}.")
+            self.position.copy_(poses[:, :3])
+            self.rotation.copy_(poses[:, 3:])
+        if scene is not None:
+            if scene.shape != (self.num_views,):
+                raise ShoalError(f"scene must have shape ({self.num_views},), not {tuple(scene.shape)}.")
+            self.scene.copy_(scene)
+        self._plan()
+        return self.images
+
+
+def heading(yaw: torch.Tensor, pitch: float = 0.0) -> torch.Tensor:
+    """Quaternions [..., 4] of cameras that look towards `yaw` (radians from x towards y) and up by `pitch`."""
+    half = yaw / 2
+    up, flat = math.sin(-pitch / 2), math.cos(-pitch / 2)
+    return torch.stack([-up * half.sin(), up * half.cos(), flat * half.sin(), flat * half.cos()], -1)
+
+
+def _load(scenes: Any, device: str | torch.device) -> SceneMemory:
+    several = [scenes] if isinstance(scenes, (Scene, Packed)) else list(scenes)
+    device = full_device(device)
+    return SceneMemory.holding([s if isinstance(s, Packed) else pack_scene(s, device) for s in several], device)
+
+
+def _check(views: int, size: tuple[int, int], kinds: Any, fov: float, far: float, max_depth: float | None) -> None:
+    if views < 1 or min(size) < 1:
+        raise ShoalError(f"There must be at least one view of one pixel, not {views} of {size[0]} x {size[1]}.")
+    if views * -(-size[0] // 8) * -(-size[1] // 4) * RAYS_PER_TILE >= 2**31:
+        raise ShoalError(f"{views} views of {size[0]} x {size[1]} are more than 2^31 pixels; render them in parts.")
+    for name, kind in kinds.items():
+        if name not in CHANNELS:
+            raise unknown("output", name, CHANNELS)
+        if kind not in KINDS[name]:
+            raise ShoalError(f"{name} images cannot be {kind}; choose one of {', '.join(map(str, KINDS[name]))}.")
+    if not kinds:
+        raise ShoalError(f"Name at least one output: {', '.join(CHANNELS)}.")
+    if not 1.0 <= fov <= 170.0:
+        raise ShoalError(f"A horizontal field of view of {fov} degrees cannot be shown; give 1 to 170.")
+    if far <= 0 or (max_depth is not None and max_depth <= 0):
+        raise ShoalError(f"far and max_depth must be greater than 0, not {far} and {max_depth}.")
