@@ -216,7 +216,7 @@ class _Reader:
             given = self._item("materials", index) if index is not None else {}
             surface = self._surface(given)
             factor = self._numbers(surface["factor"], 4, f"the base colour of material {index}").clip(0, 1)
-            shown = tuple(float(c) for c in to_srgb(factor[:3])) + (float(factor[3]),)
+            shown = (*(round(float(c), 6) for c in to_srgb(factor[:3])), float(factor[3]))
             texture = -1
             if surface["texture"]:
                 texture = self._texture(surface["texture"])

@@ -1,0 +1,235 @@
+"""The cache: the second load equals the first, any change is noticed, and no fault of it stops a load."""
+
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import shoal.scene.sources
+from shoal.errors import ShoalError
+from shoal.scene.cache import (
+    DamagedError,
+    cache_folder,
+    cached,
+    pack_scene,
+    read_arrays,
+    save_arrays,
+    trim,
+    unpack_scene,
+)
+from shoal.scene.load import load_scene
+from shoal.scene.sources import open_scene
+from tests.scene.meshes import FOUR, square_glb
+
+ARRAYS = {"a": np.arange(6, dtype=np.int32).reshape(2, 3), "b": np.zeros((0, 3), np.float32), "c": np.float64([1.5])}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty cache."""
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def chair(tmp_path):
+    """An .obj with everything it refers to."""
+    Image.fromarray(FOUR).save(tmp_path / "four.png")
+    (tmp_path / "a.mtl").write_text("newmtl m\nKd 1 0.5 0\nd 0.9\nmap_Kd four.png\n")
+    path = tmp_path / "chair.obj"
+    path.write_text("mtllib a.mtl\nv 0 0 0\nv 1 0 0\nv 0 1 0\nvt 0 0\no chair_1\nusemtl m\nf 1/1 2/1 3/1\nf 1 1 2\n")
+    return path
+
+
+def same(a, b) -> bool:
+    """Whether two scenes are equal in every bit."""
+    arrays_a, meta_a = pack_scene(a)
+    arrays_b, meta_b = pack_scene(b)
+    assert arrays_a.keys() == arrays_b.keys()
+    equal = [np.array_equal(arrays_a[k], arrays_b[k]) and arrays_a[k].dtype == arrays_b[k].dtype for k in arrays_a]
+    return all(equal) and meta_a == meta_b and a.materials == b.materials
+
+
+@pytest.fixture
+def builds(monkeypatch):
+    """How often a scene was built from its file."""
+    calls = []
+    real = shoal.scene.sources.build
+    monkeypatch.setattr(shoal.scene.sources, "build", lambda *given: calls.append(given) or real(*given))
+    return calls
+
+
+def test_the_second_load_is_the_first_and_reads_no_mesh(folder, chair, builds):
+    first = open_scene(str(chair))
+    second = open_scene(str(chair))
+    assert len(builds) == 1
+    assert same(first, second)
+    assert same(first, load_scene(chair))
+    assert second.notes
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_whatever_changes_the_scene_changes_the_entry(folder, chair, builds):
+    def count(**settings) -> int:
+        open_scene(str(chair), **settings)
+        return len(builds)
+
+    assert count() == 1
+    assert count(scale=0.01) == 2
+    assert count(up="z") == 3
+    assert count(up="y") == 3, "y is what auto means for .obj"
+    (chair.parent / "a.mtl").write_text((chair.parent / "a.mtl").read_text().replace("0.5", "0.25"))
+    assert count() == 4
+    Image.fromarray(FOUR[::-1]).save(chair.parent / "four.png")
+    assert count() == 5
+    chair.write_text(chair.read_text() + "# end\n")
+    assert count() == 6
+    (chair.parent / "a.mtl").rename(chair.parent / "b.mtl")
+    assert count() == 7
+    assert count() == 7
+    assert count(cache=False) == 8
+
+
+def test_the_files_of_a_gltf_count_too(folder, tmp_path, builds):
+    path = square_glb().save_apart(tmp_path / "a.gltf")
+    open_scene(str(path))
+    binary = bytearray(path.with_suffix(".bin").read_bytes())
+    binary[12:16] = np.float32(9).tobytes()
+    path.with_suffix(".bin").write_bytes(binary)
+    assert open_scene(str(path)).bounds[1, 0] == 9
+    assert len(builds) == 2
+
+
+def test_arrays_come_back_as_they_were(tmp_path):
+    save_arrays(tmp_path / "deep" / "x.safetensors", ARRAYS, {"word": "ü", "list": [1, 2.5, None]})
+    arrays, meta = read_arrays(tmp_path / "deep" / "x.safetensors")
+    assert meta == {"word": "ü", "list": [1, 2.5, None]}
+    assert arrays.keys() == ARRAYS.keys()
+    for name, array in ARRAYS.items():
+        np.testing.assert_array_equal(arrays[name], array)
+        assert arrays[name].dtype == array.dtype
+        assert arrays[name].shape == array.shape
+    with pytest.raises(FileNotFoundError):
+        read_arrays(tmp_path / "none.safetensors")
+
+
+def test_any_flipped_or_missing_byte_is_noticed(tmp_path):
+    path = tmp_path / "x.safetensors"
+    save_arrays(path, ARRAYS, {"word": "x"})
+    good = path.read_bytes()
+    for place in range(len(good)):
+        path.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
+        try:
+            arrays, meta = read_arrays(path)
+        except DamagedError:
+            continue
+        # A few bytes, such as the padding of the header, carry nothing.
+        assert meta == {"word": "x"}
+        assert all(np.array_equal(arrays[k], ARRAYS[k]) for k in ARRAYS)
+    for cut in (0, 1, 7, len(good) // 2, len(good) - 1):
+        path.write_bytes(good[:cut])
+        with pytest.raises(DamagedError):
+            read_arrays(path)
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "other"])
+def test_a_damaged_entry_is_made_anew_with_a_warning(folder, chair, damage):
+    first = open_scene(str(chair))
+    (entry,) = folder.iterdir()
+    data = entry.read_bytes()
+    if damage == "flip":
+        data = data[:-20] + bytes([data[-20] ^ 255]) + data[-19:]
+    elif damage == "cut":
+        data = data[: len(data) // 2]
+    elif damage == "empty":
+        data = b""
+    if damage == "other":
+        save_arrays(entry, ARRAYS, {"word": "not a scene"})
+    else:
+        entry.write_bytes(data)
+    with pytest.warns(UserWarning, match="damaged"):
+        second = open_scene(str(chair))
+    assert same(first, second)
+    assert same(first, unpack_scene(*read_arrays(entry)))
+
+
+@pytest.mark.parametrize("kind", ["file", "sealed"])
+def test_a_folder_that_cannot_be_written_only_warns(tmp_path, chair, monkeypatch, kind):
+    (tmp_path / "file").write_text("in the way")
+    if kind == "sealed":  # root may write anywhere, so the refusal is played
+        real = os.replace
+        monkeypatch.setattr(os, "replace", lambda *a: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / ("file" if kind == "file" else "sealed")))
+    with pytest.warns(UserWarning, match="cannot be written"):
+        scene = open_scene(str(chair))
+    assert len(scene.triangles) == 1
+    if kind == "sealed":
+        monkeypatch.setattr(os, "replace", real)
+        assert list((tmp_path / "sealed").iterdir()) == [], "the temporary file is gone"
+
+
+def test_two_processes_write_one_entry_at_once(folder, chair):
+    program = (
+        "import sys, shoal.scene.cache as c, numpy as np\n"
+        "from shoal.scene.sources import open_scene\n"
+        "path = c.cache_folder() / 'shared.safetensors'\n"
+        "for i in range(60):\n"
+        "    c.save_arrays(path, {'a': np.full(20_000, i)}, {'i': i})\n"
+        "    arrays, meta = c.read_arrays(path)\n"
+        "    assert (arrays['a'] == meta['i']).all()\n"
+        f"assert len(open_scene({str(chair)!r}).triangles) == 1\n"
+    )
+    both = [subprocess.Popen([sys.executable, "-W", "error", "-c", program], env=dict(os.environ)) for _ in range(2)]
+    assert [process.wait(60) for process in both] == [0, 0]
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_the_entries_that_were_not_used_for_longest_go(folder):
+    for i in range(4):
+        save_arrays(folder / f"{i}.safetensors", {"a": np.zeros(1000, np.uint8)}, {})
+        os.utime(folder / f"{i}.safetensors", (i, i))
+    key_one = cached("1", lambda: pytest.fail("it is there"), lambda x: ({}, {}), lambda arrays, meta: arrays["a"])
+    assert len(key_one) == 1000  # using it makes it the youngest
+    leftover = folder / ".writing-old.safetensors"
+    leftover.write_bytes(b"x")
+    os.utime(leftover, (time.time() - 1e6,) * 2)
+    size = (folder / "0.safetensors").stat().st_size
+    trim(folder, spare=folder / "0.safetensors", limit=2 * size + 10)
+    assert sorted(p.name for p in folder.iterdir()) == ["0.safetensors", "1.safetensors"]
+
+
+def test_where_the_cache_is(monkeypatch, tmp_path):
+    monkeypatch.delenv("SHOAL_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert cache_folder() == tmp_path / "shoal" / "scenes"
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "own"))
+    assert cache_folder() == tmp_path / "own"
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("house:", "needs a seed"),
+        ("house", "needs a seed"),
+        ("house:-3", "'-3'"),
+        ("house:seven", "'seven'"),
+        ("hous:7", "did you mean 'house'"),
+        ("https://example.org/a.glb", "fetch the file"),
+        ("", "has no name"),
+        ("nowhere/a.glb", "There is no file"),
+    ],
+)
+def test_names_that_mean_no_scene(source, words, folder):
+    with pytest.raises(ShoalError, match=words):
+        open_scene(source)
+
+
+def test_houses_are_made(monkeypatch):
+    house = pytest.importorskip("shoal.scene.house")
+    monkeypatch.setattr(house, "make_house", lambda seed: f"house {seed}")
+    assert open_scene("house:7") == "house 7"
