@@ -92,7 +92,7 @@ class Renderer:
             name: make(self.height, self.width, CHANNELS[name], dtype=kind) for name, kind in kinds.items()
         }
         """[views, height, width, channels] each, written in place by every `render`."""
-        self._order = self.env.clone()
+        self._order = torch.arange(views, dtype=torch.int32, device=self.device)
         self._seen = make(1 + (movers.kind.shape[1] if movers else 0), dtype=torch.int32)
         self._recipe = Recipe(self.width, self.height, tuple(sorted(kinds.items())), light, movers is not None)
         self._plan = self._bind()

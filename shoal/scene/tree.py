@@ -44,8 +44,12 @@ class Tree:
 
 
 def build_tree(corners: torch.Tensor, balanced: bool = False) -> Tree:
-    """The tree over triangles `corners` [T, 3, 3], on the device that holds them; `balanced` halves by count."""
-    return _fold(*_split(corners.amin(1), corners.amax(1), balanced))
+    """The tree over triangles `corners` [T, 3, 3], on the device that holds them.
+
+    A `balanced` one halves the triangles along a space-filling curve: less good, but never deeper than their number asks.
+    """
+    binary, order = _split(corners.amin(1), corners.amax(1), balanced)
+    return _fold(binary, order, binary.count.float() if balanced else _area(binary.bounds))
 
 
 def stack_needed(tree: Tree) -> int:
@@ -77,7 +81,7 @@ def _split(lower: torch.Tensor, upper: torch.Tensor, balanced: bool) -> tuple[_B
     device, total = lower.device, len(lower)
     boxes = torch.cat([lower, -upper], 1)
     centre = (lower + upper) * 0.5
-    order = torch.arange(total, device=device)
+    order = torch.argsort(_curve(centre)) if balanced else torch.arange(total, device=device)
     # The nodes of this level: where their triangles begin in `order`, and how many they are.
     first, count = torch.zeros(1, dtype=torch.long, device=device), torch.full((1,), total, device=device)
     levels: list[_Binary] = []
@@ -113,6 +117,14 @@ def _split(lower: torch.Tensor, upper: torch.Tensor, balanced: bool) -> tuple[_B
         made += len(first)
     parts = [torch.cat([getattr(level, name) for level in levels]) for name in ("bounds", "left", "first", "count")]
     return _Binary(*parts), order
+
+
+def _curve(points: torch.Tensor) -> torch.Tensor:
+    """The place of points along Morton's curve through their box, 2^20 steps a side."""
+    low = points.amin(0)
+    cell = ((points - low) / (points.amax(0) - low).clamp(min=1e-20) * (2**20 - 1)).long()
+    bit = torch.arange(20, device=points.device)
+    return ((((cell[:, :, None] >> bit) & 1) << (3 * bit)).sum(2) << torch.arange(3, device=points.device)).sum(1)
 
 
 def _reduce(boxes: torch.Tensor, group: torch.Tensor, groups: int) -> torch.Tensor:
@@ -157,10 +169,9 @@ def _best_split(
     return bins.gather(1, axis[node, None]).squeeze(1) <= border[node], best
 
 
-def _fold(tree: _Binary, order: torch.Tensor) -> Tree:
-    """Nodes of WIDTH children: the child with the largest surface is replaced by its own two until the node is full."""
+def _fold(tree: _Binary, order: torch.Tensor, weight: torch.Tensor) -> Tree:
+    """Nodes of WIDTH children: the child of the greatest weight is replaced by its own two until the node is full."""
     device = order.device
-    area = _area(tree.bounds)
     roots = torch.zeros(1, dtype=torch.long, device=device)
     lowers, uppers, children = [], [], []
     made = 1
@@ -170,8 +181,8 @@ def _fold(tree: _Binary, order: torch.Tensor) -> Tree:
         rows = torch.arange(len(roots), device=device)
         for filled in range(1, WIDTH):
             open_ = (places >= 0) & (tree.left[places] >= 0)
-            largest, which = torch.where(open_, area[places], -1.0).max(1)
-            grows = largest >= 0
+            heaviest, which = torch.where(open_, weight[places], -1.0).max(1)
+            grows = heaviest >= 0
             at = places[rows, which]
             places[rows, which] = torch.where(grows, tree.left[at], at)
             places[:, filled] = torch.where(grows, tree.left[at] + 1, -1)

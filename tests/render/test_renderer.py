@@ -1,0 +1,259 @@
+"""Images against analytic answers, Embree and NumPy twins."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from shoal.errors import ShoalError
+from shoal.render.renderer import Renderer, heading
+from shoal.scene.scene import Material
+from tests.scene.shapes import box, make_scene, quad, soup, textured_wall
+
+
+def level_pose(x=0.0, y=0.0, z=0.0, yaw=0.0, pitch=0.0):
+    return torch.cat([torch.tensor([x, y, z]), heading(torch.tensor(yaw), pitch)])[None]
+
+
+def rays(pose, width, height, fov=90.0):
+    """Directions [height, width, 3] by the definition: through the middles of the pixels of a plane at distance 1."""
+    wide = math.tan(math.radians(fov) / 2)
+    left = wide * (1 - (np.arange(width) + 0.5) * 2 / width)
+    up = wide * height / width * (1 - (np.arange(height) + 0.5) * 2 / height)
+    local = np.stack(np.broadcast_arrays(1.0, left[None, :], up[:, None]), -1)
+    x, y, z, w = pose[3:].double().numpy()
+    turn = np.array(
+        [
+            [1 - 2 * (y * y + z * z), 2 * (x * y - z * w), 2 * (x * z + y * w)],
+            [2 * (x * y + z * w), 1 - 2 * (x * x + z * z), 2 * (y * z - x * w)],
+            [2 * (x * z - y * w), 2 * (y * z + x * w), 1 - 2 * (x * x + y * y)],
+        ]
+    )
+    return local @ turn.T
+
+
+@pytest.mark.parametrize("size", [(64, 64), (37, 50), (1, 1), (130, 6)])
+def test_depth_in_a_box_room_is_the_analytic_one(size):
+    low, high = np.array([-3.0, -2.0, 0.0]), np.array([4.0, 2.5, 2.6])
+    poses = torch.cat(
+        [
+            level_pose(0.5, -0.3, 1.25, yaw)
+            for yaw in (0.0, 0.4, 2.0, -1.3, math.pi)
+        ]
+        + [level_pose(-1, 1, 0.8, 1.0, pitch) for pitch in (-0.9, 0.5, 1.5)]
+    )
+    renderer = Renderer(make_scene(box(low, high)), len(poses), size, ["depth"], fov=80.0)
+    depth = renderer.render(poses)["depth"]
+    for pose, image in zip(poses, depth, strict=True):
+        direction = rays(pose, *size, fov=80.0)
+        origin = pose[:3].numpy()
+        with np.errstate(divide="ignore"):
+            expected = np.maximum((low - origin) / direction, (high - origin) / direction).min(-1)
+        np.testing.assert_allclose(image[..., 0].numpy(), expected, rtol=1e-5)
+
+
+def test_axes_left_is_left_and_up_is_up():
+    """Four coloured walls around the camera, which looks at each in turn."""
+    walls = {
+        0.0: quad((2, 1, -1), (2, -1, -1), (2, -1, 1), (2, 1, 1)),
+        math.pi / 2: quad((-1, 2, -1), (1, 2, -1), (1, 2, 1), (-1, 2, 1)),
+        math.pi: quad((-2, -1, -1), (-2, 1, -1), (-2, 1, 1), (-2, -1, 1)),
+    }
+    scene = make_scene(np.concatenate(list(walls.values())), semantic=np.repeat(np.arange(3, dtype=np.int32), 2) + 1,
+                       labels=("none", "ahead", "left", "behind"))  # fmt: skip
+    renderer = Renderer(scene, 3, (9, 9), ["semantic"])
+    image = renderer.render(torch.cat([level_pose(yaw=yaw) for yaw in walls]))["semantic"]
+    assert [int(view[4, 4]) for view in image] == [1, 2, 3]
+    # Turned a little to the left, the wall ahead moves to the right of the picture.
+    renderer.render(torch.cat([level_pose(yaw=0.7)] * 3))
+    assert renderer.images["semantic"][0, 4, 7] == 1
+    assert renderer.images["semantic"][0, 4, 1] == 2
+    # Looking up, it moves down.
+    renderer.render(torch.cat([level_pose(pitch=0.7)] * 3))
+    assert renderer.images["semantic"][0, 7, 4] == 1
+    assert renderer.images["semantic"][0, 1, 4] == 0
+
+
+@pytest.mark.parametrize("count", [1, 3, 60, 4000])
+def test_random_rays_agree_with_embree(count):
+    """Depth, triangle and normal of thousands of rays with random poses, against Embree."""
+    rtcore_scene = pytest.importorskip("embreex.rtcore_scene")
+    from embreex.mesh_construction import TriangleMesh
+
+    corners = soup(count, seed=count)
+    embree = rtcore_scene.EmbreeScene()
+    TriangleMesh(embree, corners)
+    rng = np.random.default_rng(1)
+    turns = rng.normal(size=(12, 4))
+    poses = torch.from_numpy(np.concatenate([rng.uniform(-4, 4, (12, 3)), turns / np.linalg.norm(turns, axis=1)[:, None]], 1))
+    poses = poses.float()
+    renderer = Renderer(make_scene(corners), 12, (24, 20), ["depth", "instance", "normal"], fov=100.0)
+    images = renderer.render(poses)
+    differ = 0
+    for v, pose in enumerate(poses):
+        directions = rays(pose, 24, 20, fov=100.0).reshape(-1, 3).astype(np.float32)
+        origins = np.repeat(pose[None, :3].numpy(), len(directions), 0)
+        answer = embree.run(origins, directions, query="INTERSECT", output=True)
+        hit = answer["primID"] >= 0
+        instance = images["instance"][v].reshape(-1).numpy()
+        same = instance == np.where(hit, answer["primID"] + 1, 0)
+        differ += (~same).sum()
+        both = same & hit
+        np.testing.assert_allclose(images["depth"][v].reshape(-1).numpy()[both], answer["tfar"][both], rtol=2e-4, atol=1e-4)
+        np.testing.assert_array_equal(images["depth"][v].reshape(-1).numpy()[same & ~hit], 1000.0)
+        edges = corners[answer["primID"][both]]
+        normal = np.cross(edges[:, 1] - edges[:, 0], edges[:, 2] - edges[:, 0])
+        normal /= np.linalg.norm(normal, axis=1, keepdims=True)
+        normal *= -np.sign((normal * directions[both]).sum(1, keepdims=True))
+        np.testing.assert_allclose(images["normal"][v].reshape(-1, 3).numpy()[both], normal, atol=1e-4)
+    # Rays along edges may fall to either side.
+    assert differ <= 12 * 24 * 20 * 2e-3
+
+
+def bilinear(texture, u, v):
+    """NumPy twin of the texture lookup at the finest level: repeated, v up, linear between the middles of pixels."""
+    height, width = texture.shape[:2]
+    x, y = (u % 1) * width - 0.5, (1 - v % 1) * height - 0.5
+    left, top = np.floor(x).astype(int), np.floor(y).astype(int)
+    a, b = (x - left)[..., None], (y - top)[..., None]
+
+    def at(i, j):
+        return texture[j % height, i % width].astype(np.float64)
+
+    return (at(left, top) * (1 - a) + at(left + 1, top) * a) * (1 - b) + (
+        at(left, top + 1) * (1 - a) + at(left + 1, top + 1) * a
+    ) * b
+
+
+@pytest.mark.parametrize("repeat", [1.0, 2.5])
+def test_textures_against_a_numpy_twin(repeat):
+    texture = np.random.default_rng(3).integers(0, 256, (8, 6, 4), dtype=np.uint8)
+    renderer = Renderer(textured_wall(texture, repeat), 1, (96, 96), {"rgb": torch.float32, "depth": torch.float32}, light=False)
+    image = renderer.render(level_pose())["rgb"][0].numpy()
+    direction = rays(level_pose()[0], 96, 96)
+    y, z = 2 * direction[..., 1], 2 * direction[..., 2]
+    expected = bilinear(texture, (2 - y) / 4 * repeat, (z + 2) / 4 * repeat)[..., :3] / 255
+    inside = (abs(y) < 1.98) & (abs(z) < 1.98)
+    np.testing.assert_allclose(image[inside], expected[inside], atol=2e-4)
+
+
+def test_a_picture_stands_upright():
+    texture = np.zeros((2, 2, 4), np.uint8)
+    texture[..., 3] = 255
+    texture[0, 0, 0], texture[0, 1, 1], texture[1, 0, 2] = 255, 255, 255  # red, green above; blue, black below
+    image = Renderer(textured_wall(texture), 1, (2, 2), ["rgb"], light=False).render(level_pose())["rgb"][0]
+    assert image.tolist() == [[[255, 0, 0], [0, 255, 0]], [[0, 0, 255], [0, 0, 0]]]
+
+
+def test_far_textures_are_read_from_a_coarser_level():
+    """A chessboard whose squares are far smaller than a pixel is an even grey, and not noise."""
+    board = (np.indices((256, 256)).sum(0) % 2 * 255).astype(np.uint8)
+    texture = np.dstack([board] * 3 + [np.full_like(board, 255)])
+    renderer = Renderer(textured_wall(texture, repeat=4.0), 1, (16, 16), ["rgb"], light=False)
+    image = renderer.render(level_pose())["rgb"].int()
+    assert ((image - 128).abs() <= 1).all()
+
+
+def test_holes_are_seen_through():
+    """The left half of the near wall is transparent: there the far wall shows, at its own depth."""
+    texture = np.full((4, 4, 4), 255, np.uint8)
+    texture[:, :2, 3] = 0
+    near, far = textured_wall(texture, cutoff=0.5, distance=2.0), textured_wall(texture, distance=2.0)
+    corners = np.concatenate([near.corners, far.corners + np.array([1, 0, 0], np.float32)])
+    both = make_scene(
+        corners,
+        uv=np.concatenate([near.uv, far.uv]),
+        material=np.array([0, 0, 1, 1], np.int32),
+        materials=(near.materials[0], Material("plain", (1.0, 0.0, 0.0, 1.0))),
+        textures=near.textures,
+    )
+    images = Renderer(both, 1, (32, 32), ["depth", "rgb", "instance"], light=False).render(level_pose())
+    depth = images["depth"][0, ..., 0]
+    assert (depth[8:24, 6:13] == 3.0).all()
+    assert (depth[8:24, 19:] == 2.0).all()
+    assert images["rgb"][0, 16, 8].tolist() == [255, 0, 0]
+    assert images["rgb"][0, 16, 24].tolist() == [255, 255, 255]
+
+
+def test_corner_colours_are_mixed():
+    colours = np.zeros((1, 3, 4), np.uint8)
+    colours[0] = [[255, 0, 0, 255], [0, 255, 0, 255], [0, 0, 255, 255]]
+    corners = np.array([[[2, 2, -1], [2, -2, -1], [2, 0, 2]]], np.float32)
+    renderer = Renderer(make_scene(corners, colours=colours), 1, (33, 33), {"rgb": torch.float32}, light=False)
+    image = renderer.render(level_pose())["rgb"][0, 16, 16]
+    np.testing.assert_allclose(image.numpy(), [1 / 3, 1 / 3, 1 / 3], atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.uint8])
+def test_types_hold_the_same_picture(kind):
+    scene = make_scene(soup(200, 5))
+    poses = torch.cat([level_pose(yaw=k) for k in (0.0, 1.0, 2.0)])
+    exact = Renderer(scene, 3, (20, 20), {"depth": torch.float32, "rgb": torch.float32, "normal": torch.float32}, max_depth=5.0)
+    rough = Renderer(scene, 3, (20, 20), {"depth": kind, "rgb": kind, "normal": kind}, max_depth=5.0)
+    exact.render(poses), rough.render(poses)
+    scale = {"depth": 255 / 5, "rgb": 255, "normal": 127.5} if kind == torch.uint8 else dict.fromkeys(exact.images, 1)
+    shift = {"normal": 127.5} if kind == torch.uint8 else {}
+    for name, image in exact.images.items():
+        expected = image * scale[name] + shift.get(name, 0)
+        assert rough.images[name].dtype == kind
+        assert (rough.images[name].float() - expected).abs().max() < (0.51 if kind == torch.uint8 else 5e-3)
+
+
+def test_each_view_sees_its_own_scene_and_field_of_view():
+    scenes = [make_scene(box((-d, -d, -d), (d, d, d))) for d in (1.0, 2.0, 3.0)]
+    renderer = Renderer(scenes, 6, (16, 16), ["depth"])
+    rows = torch.tensor([2, 0, 1, 1, 0, 2])
+    renderer.slope[3:] = math.tan(math.radians(20))
+    depth = renderer.render(torch.cat([level_pose()] * 6), rows)["depth"]
+    assert torch.allclose(depth[:, 8, 8, 0], rows.float() + 1)
+    renderer.render(torch.cat([level_pose(yaw=math.pi / 4)] * 6))
+    narrow, wide = depth[4, 8, 0, 0], depth[1, 8, 0, 0]
+    assert narrow > wide * 1.2
+
+
+def test_a_view_does_not_depend_on_the_batch():
+    scene = make_scene(soup(500, 7))
+    turns = torch.linspace(0, 6, 40)
+    poses = torch.cat([level_pose(yaw=float(t)) for t in turns])
+    many = Renderer(scene, 40, (16, 12), ["depth", "rgb"]).render(poses)
+    one = Renderer(scene, 1, (16, 12), ["depth", "rgb"])
+    for k in (0, 17, 39):
+        alone = one.render(poses[k : k + 1])
+        assert all(torch.equal(alone[name][0], many[name][k]) for name in many)
+
+
+def test_depth_is_clamped_and_a_miss_is_as_far_as_can_be():
+    scene = make_scene(quad((6, 1, -1), (6, -1, -1), (6, -1, 1), (6, 1, 1)))
+    assert (Renderer(scene, 1, (8, 8), ["depth"], max_depth=4.0).render(level_pose())["depth"] == 4.0).all()
+    near = Renderer(scene, 1, (9, 9), ["depth", "rgb"], max_depth=10.0).render(level_pose())
+    assert near["depth"][0, 4, 4] == 6.0
+    assert near["depth"][0, 0, 0] == 10.0
+    # What lies beyond the greatest depth still has a colour.
+    clamped = Renderer(scene, 1, (9, 9), ["depth", "rgb"], max_depth=4.0).render(level_pose())
+    assert torch.equal(clamped["rgb"], near["rgb"])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (dict(views=0), "at least one view"),
+        (dict(size=(0, 4)), "at least one view"),
+        (dict(outputs=["dept"]), "did you mean 'depth'"),
+        (dict(outputs=[]), "at least one output"),
+        (dict(outputs={"depth": torch.int32}), "cannot be torch.int32"),
+        (dict(fov=0.0), "field of view"),
+        (dict(max_depth=-1.0), "max_depth"),
+        (dict(views=600_000), "2^31"),
+    ],
+)
+def test_bad_settings_are_named(change, words):
+    given = dict(views=1, size=(64, 64), outputs=["depth"])
+    with pytest.raises(ShoalError, match=words.replace("^", r"\^")):
+        Renderer(make_scene(soup(3)), **{**given, **change})
+
+
+def test_bad_poses_are_named():
+    renderer = Renderer(make_scene(soup(3)), 2, (8, 8), ["depth"])
+    with pytest.raises(ShoalError, match=r"\(2, 7\), not \(1, 7\)"):
+        renderer.render(level_pose())
