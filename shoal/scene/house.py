@@ -1,0 +1,189 @@
+"""Procedural houses: `house:SEED` is a furnished home of several rooms, the same on every machine.
+
+Seeds 0 to 9,999 are the official houses; the last thousand of them are for tests only. Any other seed works as well.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from shoal.errors import ShoalError
+from shoal.scene import house_decor, house_fixtures, house_furniture
+from shoal.scene.house_layout import furnish
+from shoal.scene.house_plan import Plan
+from shoal.scene.house_plan import house_plan as _plan
+from shoal.scene.house_shapes import Mesh
+from shoal.scene.house_shell import door_leaf, shell
+from shoal.scene.house_space import Item
+from shoal.scene.house_style import Style, Taste, house_taste
+from shoal.scene.house_textures import SIZE, Look, house_materials
+from shoal.scene.scene import Scene, check_scene
+
+HOUSES = 10_000
+"""How many official houses there are: seeds 0 to 9,999."""
+TRAIN = range(9_000)
+"""Seeds of houses to train in."""
+TEST = range(9_000, HOUSES)
+"""Seeds of houses to test in; no training run sees them."""
+
+_FINE = ((0.0, 0.02), (0.25, 0.33), (1.0, 0.77), (2.0, 1.36), (3.0, 1.9), (4.0, 2.4))
+"""Detail and the fineness that it stands for in a house of 120 square metres; interpolated in between."""
+
+
+def _leaf(size, style: Style) -> Mesh:
+    tint = (0.93, 0.92, 0.89) if style.pick(3) else style.wood()
+    depth, width, height = size
+    return (
+        door_leaf((width, depth - 0.01, height), tint, style.fine).moved((0, 0, 0), np.pi / 2).moved((0, -width / 2, 0))
+    )
+
+
+KINDS: dict[str, tuple[Callable[..., Mesh], str]] = {
+    "armchair": (house_furniture.sofa, "armchair"),
+    "basin": (house_fixtures.basin, "sink"),
+    "basket": (house_fixtures.basket, "container"),
+    "bathtub": (house_fixtures.bathtub, "bathtub"),
+    "bed": (house_furniture.bed, "bed"),
+    "bin": (house_fixtures.bin_, "container"),
+    "books": (house_decor.books, "clutter"),
+    "bookshelf": (house_furniture.bookshelf, "shelf"),
+    "chair": (house_furniture.chair, "chair"),
+    "clock": (house_decor.clock, "clock"),
+    "coat_rack": (house_furniture.coat_rack, "coat rack"),
+    "counter": (house_fixtures.counter, "counter"),
+    "curtain": (house_decor.curtain, "curtain"),
+    "desk": (house_furniture.desk, "table"),
+    "door_leaf": (_leaf, "door"),
+    "dresser": (house_furniture.dresser, "cabinet"),
+    "floor_lamp": (house_decor.floor_lamp, "lamp"),
+    "flush_lamp": (house_decor.flush_lamp, "lamp"),
+    "fridge": (house_fixtures.fridge, "fridge"),
+    "fruit": (house_decor.fruit, "clutter"),
+    "hood": (house_fixtures.hood, "hood"),
+    "kitchen_sink": (house_fixtures.kitchen_sink, "sink"),
+    "laptop": (house_decor.laptop, "clutter"),
+    "mirror": (house_decor.mirror, "mirror"),
+    "nightstand": (house_furniture.nightstand, "cabinet"),
+    "office_chair": (house_furniture.office_chair, "chair"),
+    "pendant": (house_decor.pendant, "lamp"),
+    "picture": (house_decor.picture, "picture"),
+    "plant": (house_decor.plant, "plant"),
+    "radiator": (house_fixtures.radiator, "radiator"),
+    "rug": (house_decor.rug, "rug"),
+    "shower": (house_fixtures.shower, "shower"),
+    "sideboard": (house_furniture.sideboard, "cabinet"),
+    "sofa": (house_furniture.sofa, "sofa"),
+    "storage_shelf": (house_furniture.storage_shelf, "shelf"),
+    "stove": (house_fixtures.stove, "stove"),
+    "table": (house_furniture.table, "table"),
+    "table_lamp": (house_decor.table_lamp, "lamp"),
+    "tableware": (house_decor.tableware, "clutter"),
+    "television": (house_decor.television, "television"),
+    "toilet": (house_fixtures.toilet, "toilet"),
+    "towel_rail": (house_fixtures.towel_rail, "towel"),
+    "vase": (house_decor.vase, "clutter"),
+    "wall_cupboard": (house_fixtures.wall_cupboard, "cabinet"),
+    "wardrobe": (house_furniture.wardrobe, "cabinet"),
+    "washing_machine": (house_fixtures.washing_machine, "washing machine"),
+}
+"""Kinds of furniture: how each is made, and its semantic label."""
+
+LABELS = (
+    "unlabelled", "floor", "ceiling", "wall", "door", "window",
+    *sorted({label for _, label in KINDS.values()} - {"door"}),
+)  # fmt: skip
+"""Semantic labels of all houses, in one order."""
+
+
+def is_test(seed: int) -> bool:
+    """Whether this house is one of those that only tests may use."""
+    return seed in TEST
+
+
+def house_plan(seed: int) -> Plan:
+    """The floor plan of house `seed`: rooms, walls, doors and windows."""
+    return _plan(_checked(seed))
+
+
+def make_house(seed: int, detail: float = 1.0) -> Scene:
+    """House `seed` as a scene: detail 0 has a few thousand triangles, 1 about 150,000, 2 over 300,000, 3 the most."""
+    if not 0.0 <= detail <= 4.0:
+        raise ShoalError(f"The detail of a house must be from 0 to 4, not {detail!r}; 1 is usual.")
+    plan = house_plan(seed)
+    items = furnish(plan)
+    fine = _fineness(detail, plan.area)
+    rng = _stream(seed, 3)
+    taste = house_taste(rng)
+    materials, textures = house_materials(rng)
+    parts = shell(plan, rng, fine)
+    made: dict[tuple, Mesh] = {}
+    for item in items:
+        key = (item.kind, item.size, item.style)
+        if key not in made:
+            made[key] = _made(item, fine, taste)
+        parts.append((KINDS[item.kind][1], made[key].moved((item.x, item.y, item.z), item.yaw)))
+    return check_scene(_assembled(f"house:{seed}", parts, materials, textures))
+
+
+def _checked(seed: int) -> int:
+    if seed != int(seed) or not 0 <= seed < 1 << 63:
+        raise ShoalError(f"A house's seed must be a whole number from 0, not {seed!r}; 0 to {HOUSES - 1} are official.")
+    return int(seed)
+
+
+def _stream(seed: int, stream: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=np.array([seed, stream], np.uint64)))
+
+
+def _fineness(detail: float, area: float) -> float:
+    # Triangles grow with about area^0.93 fine^1.65: small houses are made finer, so that all have about as many.
+    return float(np.interp(detail, *zip(*_FINE, strict=True))) * (120.0 / area) ** 0.45
+
+
+def _made(item: Item, fine: float, taste: Taste) -> Mesh:
+    # The stream of a look lies above those of plans, rooms and shells.
+    return KINDS[item.kind][0](item.size, Style(_stream(item.style, 1 << 32), fine, taste))
+
+
+def _assembled(name: str, parts: list[tuple[str, Mesh]], materials, textures) -> Scene:
+    counts = [len(mesh.triangles) for _, mesh in parts]
+    starts = np.cumsum([0] + [len(mesh.vertices) for _, mesh in parts[:-1]]).astype(np.int32)
+    look = np.concatenate([mesh.look for _, mesh in parts])
+    scale = np.array([1.0 / SIZE.get(one, 1.0) for one in Look], np.float32)
+    tint = np.concatenate([mesh.tint for _, mesh in parts])
+    shift = np.repeat(starts, counts)[:, None]
+    vertices = np.concatenate([mesh.vertices for _, mesh in parts]).astype(np.float32)
+    triangles = (np.concatenate([mesh.triangles for _, mesh in parts]) + shift).astype(np.int32)
+    return Scene(
+        name=name,
+        vertices=vertices,
+        triangles=triangles,
+        uv=np.concatenate([mesh.uv for _, mesh in parts]) * scale[look][:, None, None],
+        colours=_lit(vertices[triangles], tint, look),
+        material=look.astype(np.int32),
+        semantic=np.repeat([LABELS.index(label) for label, _ in parts], counts).astype(np.int32),
+        instance=np.repeat(np.arange(1, len(parts) + 1), counts).astype(np.int32),
+        materials=materials,
+        textures=textures,
+        labels=LABELS,
+    )
+
+
+def _lit(corners: np.ndarray, tint: np.ndarray, look: np.ndarray) -> np.ndarray:
+    """The tints uint8 [T, 3, 4] in soft daylight: less of it on walls than on tops, and less near the floor."""
+    a, b = corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]
+    normal = np.stack(
+        [a[:, k - 2] * b[:, k - 1] - a[:, k - 1] * b[:, k - 2] for k in range(3)], -1
+    )  # np.cross takes four times as long.
+    normal /= np.linalg.norm(normal, axis=1, keepdims=True) + 1e-12
+    light = 1.0 - normal**2 @ np.array([0.07, 0.14, 0.0], np.float32)
+    height = corners[:, :, 2]
+    light = light[:, None] * (
+        0.84 + 0.16 * np.clip(height / 0.9, 0, 1) ** 0.5 * (1 - 0.1 * np.clip(height - 1.8, 0, 1))
+    )
+    # Floors are lit though they are low, and the view shines.
+    light[(height < 0.02).all(1)] = 0.97
+    light[look == Look.VIEW] = 1.0
+    colours = np.full((*light.shape, 4), 255, np.uint8)
+    colours[..., :3] = np.clip(tint[:, None] * light[..., None] * 255 + 0.5, 0, 255)
+    return colours

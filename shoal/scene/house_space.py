@@ -1,0 +1,303 @@
+"""Free places in a room: where a piece fits against a wall or in the open, such that people still get everywhere."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from shoal.scene.house_plan import Opening, Plan, Wall, Zone
+from shoal.scene.house_shell import holes_in
+from shoal.scene.house_sketch import Rect
+
+CELL = 0.1
+"""Metres: the grid on which ways through a room are searched."""
+REACH = 0.26
+"""Half the side of the square that must pass everywhere, metres; people (radius 0.2) pass where it does."""
+LOST = 0.12
+"""Square metres of free floor that furniture may cut off in one room."""
+DOORWAY = 0.85
+"""Metres in front of a door that stay empty."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """A piece of furniture in its place. Pieces of equal kind, size and style are the same mesh."""
+
+    kind: str
+    size: tuple[float, float, float]
+    """Width, depth, height; metres."""
+    x: float
+    y: float
+    z: float
+    """Where the middle of its foot is."""
+    yaw: float
+    """Radians from +y, which it faces at 0."""
+    style: int
+    room: int
+
+    @property
+    def rect(self) -> Rect:
+        """The floor under it."""
+        return _around(self.x, self.y, self.size[0], self.size[1], self.yaw)
+
+    def beside(self, right: float, ahead: float) -> tuple[float, float]:
+        """A point in the piece's own directions: to its +x and to its front."""
+        cos, sin = np.cos(self.yaw), np.sin(self.yaw)
+        return self.x + right * cos - ahead * sin, self.y + right * sin + ahead * cos
+
+
+def _around(x: float, y: float, width: float, depth: float, yaw: float) -> Rect:
+    cos, sin = abs(np.cos(yaw)), abs(np.sin(yaw))
+    half_x, half_y = (width * cos + depth * sin) / 2, (width * sin + depth * cos) / 2
+    return x - half_x, y - half_y, x + half_x, y + half_y
+
+
+class Space:
+    """One room while it is furnished: what stands where, and whether one still gets from door to door."""
+
+    def __init__(self, plan: Plan, number: int, rng: np.random.Generator):
+        self.plan, self.number, self.rng = plan, number, rng
+        self.room = plan.rooms[number]
+        self.walls = [wall for wall in plan.walls if wall.room == number]
+        self.holes = {wall: holes_in(plan, wall) for wall in self.walls}
+        self.items: list[Item] = []
+        self.blocked: list[Rect] = []
+        self.hung: list[tuple[Wall, float, float, float, float]] = []
+        self.kept: list[Rect] = []
+        self.entries: list[tuple[float, float]] = []
+        for wall in self.walls:
+            for o in self.holes[wall]:
+                if o.kind != "window":
+                    self.kept.append(_strip(wall, o.low - 0.05, o.high + 0.05, DOORWAY))
+                    x0, y0, x1, y1 = _strip(wall, o.low, o.high, 0.7)
+                    self.entries.append(((x0 + x1) / 2, (y0 + y1) / 2))
+        self._draw_grid()
+
+    def style(self) -> int:
+        """A fresh number for the look of a piece."""
+        return int(self.rng.integers(1 << 31))
+
+    def windows(self, wall: Wall) -> list[Opening]:
+        """The windows in this face."""
+        return [o for o in self.holes[wall] if o.kind == "window"]
+
+    # -- Free floor --------------------------------------------------------------------------------------------------
+
+    def _draw_grid(self) -> None:
+        rects = np.array(self.room.rects)
+        x0, y0 = rects[:, 0].min(), rects[:, 1].min()
+        x1, y1 = rects[:, 2].max(), rects[:, 3].max()
+        self.grid_x = np.arange(x0 + CELL / 2, x1, CELL)
+        self.grid_y = np.arange(y0 + CELL / 2, y1, CELL)
+        free = np.ones((len(self.grid_x), len(self.grid_y)), bool)
+        for dx in (-REACH, 0, REACH):
+            for dy in (-REACH, 0, REACH):
+                inside = np.zeros_like(free)
+                for a, b, c, d in self.room.rects:
+                    in_x = (self.grid_x + dx >= a) & (self.grid_x + dx <= c)
+                    in_y = (self.grid_y + dy >= b) & (self.grid_y + dy <= d)
+                    inside |= in_x[:, None] & in_y[None]
+                free &= inside
+        self.free = free
+
+    def _without(self, rects: Iterable[Rect]) -> np.ndarray:
+        free = self.free.copy()
+        for x0, y0, x1, y1 in rects:
+            i0, i1 = np.searchsorted(self.grid_x, (x0 - REACH, x1 + REACH))
+            j0, j1 = np.searchsorted(self.grid_y, (y0 - REACH, y1 + REACH))
+            free[i0:i1, j0:j1] = False
+        return free
+
+    def open_with(self, rects: Iterable[Rect]) -> bool:
+        """Whether all doors, and nearly all free floor, stay connected when these rectangles are filled."""
+        free = self._without([*self.blocked, *rects])
+        spots = [
+            (int((x - self.grid_x[0]) / CELL + 0.5), int((y - self.grid_y[0]) / CELL + 0.5)) for x, y in self.entries
+        ]
+        if not all(free[spot] for spot in spots):
+            return False
+        seen = _flood(free, spots[0]) if spots else free
+        return all(seen[spot] for spot in spots) and (free.sum() - seen.sum()) * CELL**2 <= LOST
+
+    def fits(self, rects: np.ndarray, gap: float = 0.0, ignore: Iterable[Rect] = ()) -> np.ndarray:
+        """Which of the rectangles [N, 4] lie in the room, off everything that stands and off the doorways."""
+        size = (rects[:, 2] - rects[:, 0]) * (rects[:, 3] - rects[:, 1])
+        inside = sum(_overlap(rects, np.array(room)) for room in self.room.rects)
+        fit = np.asarray(inside) > size - 1e-6
+        ignored = list(ignore)
+        for other in self.blocked:
+            if other not in ignored:
+                fit &= _overlap(rects, np.array(other) + np.array([-gap, -gap, gap, gap])) < 1e-6
+        for door in self.kept:
+            fit &= _overlap(rects, np.array(door)) < 1e-6
+        return fit
+
+    # -- Placing -----------------------------------------------------------------------------------------------------
+
+    def put(self, kind: str, size, x: float, y: float, yaw: float, z: float = 0.0, solid=True, style=None) -> Item:
+        """Put a piece there, unchecked."""
+        style = self.style() if style is None else style
+        item = Item(kind, tuple(float(s) for s in size), float(x), float(y), float(z), float(yaw), style, self.number)
+        self.items.append(item)
+        if solid:
+            self.blocked.append(item.rect)
+        return item
+
+    def try_at(self, kind: str, size, x: float, y: float, yaw: float, gap=0.0, ignore=(), style=None) -> Item | None:
+        """Put a piece there if it fits and leaves the room open."""
+        rect = _around(x, y, size[0], size[1], yaw)
+        if not self.fits(np.array([rect]), gap, ignore)[0] or not self.open_with([rect]):
+            return None
+        return self.put(kind, size, x, y, yaw, style=style)
+
+    def spots(
+        self, zone: Zone, size, ahead: float = 0.0, gap: float = 0.03
+    ) -> list[tuple[float, float, float, Wall, float]]:
+        """Free places (x, y, yaw, wall, share along it) with the back against a wall of the zone."""
+        width, depth, height = size
+        found = []
+        for wall in self.walls:
+            low, high = _shared(wall, zone)
+            if high - low < width + 0.02:
+                continue
+            inner = np.arange(low + width / 2 + 0.01, high - width / 2 - 0.01, 0.1)
+            along = np.append(inner, high - width / 2 - 0.01)
+            off = wall.at + wall.sign * (depth / 2 + 0.01)
+            deep = wall.at + wall.sign * (depth + 0.01 + ahead)
+            near, far = min(wall.at, deep), max(wall.at, deep)
+            shrink = 1e-4 * np.ones_like(along)
+            across = (near + shrink, far - shrink)
+            sides = (along - width / 2, along + width / 2)
+            columns = (
+                (across[0], sides[0], across[1], sides[1])
+                if wall.axis == 0
+                else (sides[0], across[0], sides[1], across[1])
+            )
+            fit = self.fits(np.stack(columns, -1), gap)
+            for o in self.windows(wall):
+                if height > o.bottom - 0.02:
+                    fit &= (sides[1] < o.low - 0.05) | (sides[0] > o.high + 0.05)
+            for other, a, b, bottom, _ in self.hung:
+                if other is wall and height > bottom:
+                    fit &= (sides[1] < a) | (sides[0] > b)
+            yaw = _facing(wall)
+            for u in along[fit]:
+                x, y = (off, u) if wall.axis == 0 else (u, off)
+                found.append((float(x), float(y), yaw, wall, float((u - low) / (high - low))))
+        return found
+
+    def against(self, zone: Zone, kind: str, size, ahead=0.4, corner=0.0, gap=0.03, style=None) -> Item | None:
+        """Put a piece with its back to a wall, `ahead` metres free in front; `corner` > 0 prefers corners."""
+        places = self.spots(zone, size, ahead, gap)
+        if not places:
+            return None
+        score = self.rng.random(len(places))
+        score += corner * np.array([abs(place[4] - 0.5) * 2 for place in places])
+        for k in np.argsort(-score)[:: max(1, len(places) // 40)][:6]:
+            x, y, yaw, _, _ = places[k]
+            rect = _around(x, y, size[0], size[1], yaw)
+            if self.open_with([rect]):
+                return self.put(kind, size, x, y, yaw, style=style)
+        return None
+
+    def in_middle(self, zone: Zone, width: float, depth: float) -> tuple[float, float, float] | None:
+        """A free place (x, y, yaw) for a rectangle in the open, near the middle of the zone."""
+        x0, y0, x1, y1 = zone.rect
+        best = None
+        for yaw in (0.0, np.pi / 2):
+            half = np.array([width, depth] if yaw == 0.0 else [depth, width]) / 2
+            if x1 - x0 < 2 * half[0] or y1 - y0 < 2 * half[1]:
+                continue
+            x, y = np.meshgrid(np.linspace(x0 + half[0], x1 - half[0], 9), np.linspace(y0 + half[1], y1 - half[1], 9))
+            x, y = x.ravel(), y.ravel()
+            rects = np.stack([x - half[0], y - half[1], x + half[0], y + half[1]], -1)
+            score = -np.hypot(x - (x0 + x1) / 2, y - (y0 + y1) / 2) + 0.5 * self.rng.random(len(x))
+            score[~self.fits(rects)] = -np.inf
+            k = int(score.argmax())
+            if np.isfinite(score[k]) and (best is None or score[k] > best[0]):
+                best = (float(score[k]), float(x[k]), float(y[k]), yaw)
+        return None if best is None else best[1:]
+
+    def hang(self, kind: str, size, bottom: float, wall: Wall, u: float, solid=False, style=None) -> Item | None:
+        """Hang a piece on a wall at `u` along it if nothing is there yet."""
+        width, depth, height = size
+        low, high = u - width / 2, u + width / 2
+        if low < wall.low + 0.05 or high > wall.high - 0.05:
+            return None
+        if any(low < o.high + 0.1 and high > o.low - 0.1 for o in self.holes[wall]):
+            return None
+        for other, a, b, c, d in self.hung:
+            if other is wall and low < b and high > a and bottom < d and bottom + height > c:
+                return None
+        x0, y0, x1, y1 = _strip(wall, low, high, depth + 0.01)
+        for item in self.items:
+            a, b, c, d = item.rect
+            behind = x0 < c and x1 > a and y0 < d and y1 > b
+            if behind and item.z < bottom + height and item.z + item.size[2] > bottom - 0.02:
+                return None
+        if solid and not self.open_with([(x0, y0, x1, y1)]):
+            return None
+        self.hung.append((wall, low - 0.05, high + 0.05, bottom, bottom + height))
+        off = wall.at + wall.sign * (depth / 2 + 0.006)
+        x, y = (off, u) if wall.axis == 0 else (u, off)
+        return self.put(kind, size, x, y, _facing(wall), z=bottom, solid=solid, style=style)
+
+
+def _facing(wall: Wall) -> float:
+    """The yaw of a piece whose back is against this wall."""
+    return float(-wall.sign * np.pi / 2) if wall.axis == 0 else (0.0 if wall.sign > 0 else float(np.pi))
+
+
+def _strip(wall: Wall, low: float, high: float, depth: float) -> Rect:
+    """The floor along a stretch of wall."""
+    near, far = sorted((wall.at, wall.at + wall.sign * depth))
+    return (near, low, far, high) if wall.axis == 0 else (low, near, high, far)
+
+
+def _shared(wall: Wall, zone: Zone) -> tuple[float, float]:
+    """From where to where the wall bounds the zone; empty when it does not."""
+    across, along = (zone.rect[0], zone.rect[2]), (zone.rect[1], zone.rect[3])
+    if wall.axis == 1:
+        across, along = along, across
+    if abs(wall.at - across[0 if wall.sign > 0 else 1]) > 0.07:
+        return 0.0, 0.0
+    return max(wall.low, along[0]), min(wall.high, along[1])
+
+
+def _overlap(rects: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Square metres that each rectangle [N, 4] shares with the other."""
+    wide = np.minimum(rects[:, 2], other[2]) - np.maximum(rects[:, 0], other[0])
+    deep = np.minimum(rects[:, 3], other[3]) - np.maximum(rects[:, 1], other[1])
+    return np.clip(wide, 0, None) * np.clip(deep, 0, None)
+
+
+def _flood(free: np.ndarray, start: tuple[int, int]) -> np.ndarray:
+    """The free cells that can be reached from `start`. Each row is one integer, so a row is filled in a few steps."""
+    width = free.shape[1]
+    size = (width + 7) // 8
+    rows = [int.from_bytes(row.tobytes(), "little") for row in np.packbits(free, axis=1, bitorder="little")]
+    seen = [0] * len(rows)
+    seen[start[0]] = _along(1 << start[1], rows[start[0]], width)
+    changed = True
+    while changed:
+        changed = False
+        for order in (range(1, len(rows)), range(len(rows) - 2, -1, -1)):
+            step = 1 if order.step > 0 else -1
+            for k in order:
+                new = seen[k - step] & rows[k] & ~seen[k]
+                if new:
+                    seen[k] = _along(seen[k] | new, rows[k], width)
+                    changed = True
+    packed = np.frombuffer(b"".join(row.to_bytes(size, "little") for row in seen), np.uint8).reshape(-1, size)
+    return np.unpackbits(packed, axis=1, count=width, bitorder="little").astype(bool)
+
+
+def _along(seed: int, free: int, width: int) -> int:
+    """The seed spread through the runs of ones that it touches."""
+    for shift in (int.__lshift__, int.__rshift__):
+        way, k = free, 1
+        while k < width:
+            seed |= shift(seed, k) & way
+            way &= shift(way, k)
+            k *= 2
+    return seed
