@@ -24,18 +24,27 @@ class Source:
     """A file and its references. All bytes are read through here, so that the hash and the scene see the same ones."""
 
     def __init__(self, path: str | Path):
-        self.path = Path(path).expanduser()
-        self.name = self.path.name
         self._contents: dict[Path, bytes] = {}
-        if self.path.is_dir():
+        try:
+            self.path = Path(path).expanduser()
+            folder, there, plain = self.path.is_dir(), self.path.exists(), self.path.is_file()
+        except (OSError, ValueError, RuntimeError) as error:  # a forbidden folder, a name no file can have
+            raise ShoalError(f"{str(path)[:200]!r} cannot be read: {error}.") from None
+        self.name = self.path.name
+        if folder:
             raise ShoalError(f"{self.path} is a folder; name the mesh file inside it.")
-        if not self.path.exists():
+        if not there:
             raise ShoalError(f"There is no file {self.path}.")
-        if not self.path.is_file():
+        if not plain:
             raise ShoalError(f"{self.path} is not a plain file.")
-        self.data = self.content(self.path)
-        if not self.data:
+
+    @property
+    def data(self) -> bytes:
+        """The bytes of the file itself."""
+        data = self.content(self.path)
+        if not data:
             raise ShoalError(f"{self.name} is empty (0 bytes).")
+        return data
 
     def find(self, reference: str, beside: Path | None = None) -> Path | None:
         """The file that a reference means, or None.
@@ -44,9 +53,7 @@ class Source:
         another case, and absolute paths of somebody else's machine, of which only the last part is looked for.
         """
         if "://" in reference:
-            raise ShoalError(
-                f"{self.name} refers to {reference!r}: only files are read; fetch it and refer to the file."
-            )
+            return None
         folder = (beside or self.path).parent
         written = PureWindowsPath(reference)  # understands both kinds of slash
         spellings = [written.parts, written.parts[-1:]]
@@ -61,6 +68,10 @@ class Source:
     def read(self, reference: str, what: str, beside: Path | None = None) -> bytes:
         """The bytes behind a reference, or an error that names both."""
         path = self.find(reference, beside)
+        if path is None and "://" in reference:
+            raise ShoalError(
+                f"{self.name} refers to {reference!r}: only files are read; fetch it and refer to the file."
+            )
         if path is None:
             raise ShoalError(f"{self.name}: its {what} {reference!r} is missing; put it beside the file.")
         return self.content(path)

@@ -23,8 +23,13 @@ def triangulate(corners: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np
         fan = np.stack([np.zeros(count - 2, np.int64), np.arange(1, count - 1), np.arange(2, count)], 1)
         cut = np.broadcast_to(fan, (len(which), count - 2, 3)).copy()
         if 3 < count <= MANY:
-            for i in np.flatnonzero(~_convex(corners[first[:, None] + np.arange(count)])):
-                cut[i] = _ears(corners[first[i] : first[i] + count])
+            turns = _turns(corners[first[:, None] + np.arange(count)])
+            dents = np.flatnonzero((turns < -1e-9 * np.abs(turns).max(1, keepdims=True)).any(1))
+            if count == 4:  # a fan from the dent is right, and there are many
+                cut[dents] = (fan + turns[dents].argmin(1)[:, None, None]) % 4
+            else:
+                for i in dents:
+                    cut[i] = _ears(corners[first[i] : first[i] + count])
         picks.append((cut + first[:, None, None]).reshape(-1, 3))
         faces.append(np.repeat(which, count - 2))
     face = np.concatenate(faces)
@@ -38,12 +43,10 @@ def _normal(polygons: np.ndarray) -> np.ndarray:
     return np.cross(around, np.roll(around, -1, -2)).sum(-2)
 
 
-def _convex(polygons: np.ndarray) -> np.ndarray:
-    """bool [F]: whether every corner of [F, N, 3] turns the same way."""
+def _turns(polygons: np.ndarray) -> np.ndarray:
+    """[F, N]: how much each corner of [F, N, 3] turns the way the whole polygon does; negative in a dent."""
     edges = np.roll(polygons, -1, 1) - polygons
-    turns = np.cross(np.roll(edges, 1, 1), edges)
-    along = (turns * _normal(polygons)[:, None]).sum(-1)
-    return (along >= -1e-9 * np.abs(along).max(1, keepdims=True)).all(1)
+    return (np.cross(np.roll(edges, 1, 1), edges) * _normal(polygons)[:, None]).sum(-1)
 
 
 def _ears(polygon: np.ndarray) -> np.ndarray:

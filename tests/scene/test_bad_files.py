@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import struct
 import zlib
 
@@ -49,6 +50,10 @@ def test_files_that_are_not_there_or_not_meshes(tmp_path):
     refused(tmp_path, "is a folder")
     refused(written(tmp_path / "a.stl", "solid"), "a.stl", "'.stl'", ".glb, .gltf, .obj, .ply")
     refused(written(tmp_path / "a", "x"), "unknown ending")
+    refused("a\0b.glb")
+    refused("x" * 5000 + ".glb")
+    os.mkfifo(tmp_path / "pipe.glb")
+    refused(tmp_path / "pipe.glb", "not a plain file")
 
 
 @pytest.mark.parametrize("ending", ["glb", "gltf", "obj", "ply"])

@@ -104,6 +104,12 @@ def test_the_files_of_a_gltf_count_too(folder, tmp_path, builds):
     assert len(builds) == 2
 
 
+def test_what_no_face_uses_may_be_missing(folder, chair):
+    with (chair.parent / "a.mtl").open("a") as file:
+        file.write("newmtl unused\nmap_Kd gone.png\nnewmtl far\nmap_Kd https://example.org/a.png\n")
+    assert same(open_scene(str(chair)), load_scene(chair))
+
+
 def test_arrays_come_back_as_they_were(tmp_path):
     save_arrays(tmp_path / "deep" / "x.safetensors", ARRAYS, {"word": "ü", "list": [1, 2.5, None]})
     arrays, meta = read_arrays(tmp_path / "deep" / "x.safetensors")

@@ -196,6 +196,24 @@ def test_gltf_texture_transform_and_second_uv(tmp_path):
     np.testing.assert_allclose(scene.uv[0, 2], [3.5, 2.75], atol=1e-6)
 
 
+def test_pictures_of_other_kinds(tmp_path):
+    deep = np.array([[0, 0x8000, 0xFFFF]], np.uint16)
+    palette = Image.fromarray(FOUR[..., :3]).quantize(4)
+    palette.info["transparency"] = palette.getpixel((0, 0))
+    palette.save(tmp_path / "palette.png")
+    Image.fromarray(deep).save(tmp_path / "deep.png")
+    Image.fromarray(np.full((2, 2, 4), 0, np.uint8), "CMYK").save(tmp_path / "print.jpg")
+    names = ["palette.png", "deep.png", "print.jpg"]
+    (tmp_path / "a.mtl").write_text("".join(f"newmtl {n}\nmap_Kd {n}\n" for n in names))
+    faces = "".join(f"usemtl {n}\nf 1/1 2/1 3/1\n" for n in names)
+    (tmp_path / "a.obj").write_text("mtllib a.mtl\n" + TRIANGLE + "vt 0 0\n" + faces)
+    first, second, third = load_scene(tmp_path / "a.obj").textures
+    assert first[0, 0, 3] == 0
+    assert first[0, 1].tolist() == list(GREEN)
+    assert second[0, :, 0].tolist() == [0, 128, 255]
+    assert third[0, 0].tolist() == list(WHITE)
+
+
 def test_older_gloss_materials(tmp_path):
     gloss = {"diffuseFactor": [1, 0, 0, 1]}
     file = square_glb({"extensions": {"KHR_materials_pbrSpecularGlossiness": gloss}})
@@ -482,6 +500,16 @@ def test_polygons_keep_their_area_whatever_their_shape():
             assert picks.shape == (count - 2, 3)
             assert (face == 0).all()
             assert 0.5 * np.linalg.norm(np.cross(b - a, c - a), axis=1).sum() == pytest.approx(area)
+
+
+def test_a_dented_quad_is_cut_at_its_dent():
+    arrow = np.array([[0, 0, 0], [4, 0, 0], [1, 1, 0], [0, 4, 0]], float)
+    for start in range(4):
+        corners = np.roll(arrow, start, 0)
+        picks, _ = triangulate(corners, np.array([4]))
+        a, b, c = (corners[picks[:, i]] for i in range(3))
+        assert 0.5 * np.cross(b - a, c - a)[:, 2].sum() == pytest.approx(4)
+        assert (np.cross(b - a, c - a)[:, 2] > 0).all()
 
 
 def test_a_comb_is_cut_into_ears():
