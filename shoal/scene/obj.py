@@ -79,7 +79,7 @@ def read_obj(source: Source) -> Draft:
         scene_materials.append(_material(source, pictures, name or "", mtl))
         stretches.append((mtl.stretch, mtl.offset))
     if unknown and library:
-        notes.append(f"{len(unknown)} materials are used but not described, such as {unknown[0]!r}; they are white")
+        notes.append(f"white, because no file describes it: {_first(unknown)}")
     material = np.array([materials[name] for _, _, name in names], np.int32)[mine]
     for i, (stretch, offset) in enumerate(stretches):
         if (stretch, offset) != ((1.0, 1.0), (0.0, 0.0)):
@@ -88,10 +88,10 @@ def read_obj(source: Source) -> Draft:
         m.name for i, m in enumerate(scene_materials) if m.texture >= 0 and (uv_at[picks][material == i] == 0).any()
     ]
     if bare:
-        notes.append(f"material {bare[0]!r} has a texture, but not all of its faces have texture coordinates")
+        notes.append(f"textured, but not all of its faces have texture coordinates: {_first(bare)}")
     hidden = [m.name for m in scene_materials if m.colour[3] < m.cutoff]
     if hidden:
-        notes.append(f"{len(hidden)} materials are clear as glass and not seen, such as {hidden[0]!r}")
+        notes.append(f"clear as glass and not seen: {_first(hidden)}")
 
     things: dict[tuple[str, str], int] = {}
     for thing, group, _ in names:
@@ -333,6 +333,11 @@ def _map(rest: str) -> tuple[str, dict[str, list[float]]]:
         options[option] = numbers
         rest = rest.lstrip()
     return rest.strip().strip('"'), options
+
+
+def _first(names: list[str]) -> str:
+    """A list of materials, short enough for a note."""
+    return f"material {names[0]!r}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def _leading_numbers(words: list[str]) -> list[float]:
