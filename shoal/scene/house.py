@@ -32,10 +32,9 @@ _FINE = ((0.0, 0.02), (0.25, 0.33), (1.0, 0.77), (2.0, 1.36), (3.0, 1.9), (4.0, 
 
 def _leaf(size, style: Style) -> Mesh:
     tint = (0.93, 0.92, 0.89) if style.pick(3) else style.wood()
-    depth, width, height = size
-    return (
-        door_leaf((width, depth - 0.01, height), tint, style.fine).moved((0, 0, 0), np.pi / 2).moved((0, -width / 2, 0))
-    )
+    _, width, height = size
+    leaf = door_leaf((width, 0.04, height), tint, style.fine)
+    return leaf.moved((0, 0, 0), np.pi / 2).moved((0, -width / 2, 0))
 
 
 KINDS: dict[str, tuple[Callable[..., Mesh], str]] = {
@@ -151,31 +150,40 @@ def _assembled(name: str, parts: list[tuple[str, Mesh]], materials, textures) ->
     look = np.concatenate([mesh.look for _, mesh in parts])
     scale = np.array([1.0 / SIZE.get(one, 1.0) for one in Look], np.float32)
     tint = np.concatenate([mesh.tint for _, mesh in parts])
-    shift = np.repeat(starts, counts)[:, None]
+    look[(look == Look.WOOD) & (tint.min(1) > 0.8)] = Look.PLAIN  # White wood is painted: it shows no grain.
     vertices = np.concatenate([mesh.vertices for _, mesh in parts]).astype(np.float32)
-    triangles = (np.concatenate([mesh.triangles for _, mesh in parts]) + shift).astype(np.int32)
+    triangles = np.concatenate([mesh.triangles for _, mesh in parts]) + np.repeat(starts, counts)[:, None]
+    uv = np.concatenate([mesh.uv for _, mesh in parts]) * scale[look][:, None, None]
+    semantic = np.repeat([LABELS.index(label) for label, _ in parts], counts)
+    instance = np.repeat(np.arange(1, len(parts) + 1), counts)
+    normal = _normals(vertices[triangles])
+    # Where a grid runs into a point, triangles have no area; nothing can see them.
+    keep = np.einsum("td,td->t", normal, normal) > 1e-16
+    triangles, look = triangles[keep].astype(np.int32), look[keep].astype(np.int32)
     return Scene(
         name=name,
         vertices=vertices,
         triangles=triangles,
-        uv=np.concatenate([mesh.uv for _, mesh in parts]) * scale[look][:, None, None],
-        colours=_lit(vertices[triangles], tint, look),
-        material=look.astype(np.int32),
-        semantic=np.repeat([LABELS.index(label) for label, _ in parts], counts).astype(np.int32),
-        instance=np.repeat(np.arange(1, len(parts) + 1), counts).astype(np.int32),
+        uv=uv[keep],
+        colours=_lit(vertices[triangles], normal[keep], tint[keep], look),
+        material=look,
+        semantic=semantic[keep].astype(np.int32),
+        instance=instance[keep].astype(np.int32),
         materials=materials,
         textures=textures,
         labels=LABELS,
     )
 
 
-def _lit(corners: np.ndarray, tint: np.ndarray, look: np.ndarray) -> np.ndarray:
-    """The tints uint8 [T, 3, 4] in soft daylight: less of it on walls than on tops, and less near the floor."""
+def _normals(corners: np.ndarray) -> np.ndarray:
+    """float32 [T, 3]: across each triangle, twice its area long. np.cross takes four times as long."""
     a, b = corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]
-    normal = np.stack(
-        [a[:, k - 2] * b[:, k - 1] - a[:, k - 1] * b[:, k - 2] for k in range(3)], -1
-    )  # np.cross takes four times as long.
-    normal /= np.linalg.norm(normal, axis=1, keepdims=True) + 1e-12
+    return np.stack([a[:, k - 2] * b[:, k - 1] - a[:, k - 1] * b[:, k - 2] for k in range(3)], -1)
+
+
+def _lit(corners: np.ndarray, normal: np.ndarray, tint: np.ndarray, look: np.ndarray) -> np.ndarray:
+    """The tints uint8 [T, 3, 4] in soft daylight: less of it on walls than on tops, and less near the floor."""
+    normal = normal / np.linalg.norm(normal, axis=1, keepdims=True)
     light = 1.0 - normal**2 @ np.array([0.07, 0.14, 0.0], np.float32)
     height = corners[:, :, 2]
     light = light[:, None] * (

@@ -235,7 +235,7 @@ def clock(size: Size, style: Style) -> Mesh:
     parts = [lathe(ring, style.n(36, 8), Look.PLAIN, BLACK), face]
     angle = np.arange(12) * np.pi / 6
     mark = box((0.03, 0.006, 0.004), (0.4 * w, 0, 0.35 * d), Look.PLAIN, BLACK)
-    parts += [mark.moved((0, 0, 0), float(a)) for a in angle]
+    parts += [mark.moved((0, 0, 0), float(a)) for a in angle[:: 1 if style.fine > 0.3 else 3]]
     for a, reach in ((1.2, 0.22), (2.9, 0.33)):
         parts.append(
             box((reach * w, 0.008, 0.004), (reach * w / 2, 0, 0.45 * d), Look.PLAIN, BLACK).moved((0, 0, 0), a)
@@ -287,9 +287,10 @@ def tableware(size: Size, style: Style) -> Mesh:
         (0, d / 2 - 0.17)
     ]
     parts.append(copies(_plate(0.12, style, tint), [(x, y, 0) for x, y in places]))
-    parts.append(
-        copies(_cup(style, tint), [(x + 0.16, y * 0.8, 0) for x, y in places], yaws=np.arange(len(places)) * 1.7)
-    )
+    if style.fine > 0.2:
+        parts.append(
+            copies(_cup(style, tint), [(x + 0.16, y * 0.8, 0) for x, y in places], yaws=np.arange(len(places)) * 1.7)
+        )
     return join(parts)
 
 
@@ -309,7 +310,10 @@ def fruit(size: Size, style: Style) -> Mesh:
     ball = cushion((0.27 * w, 0.27 * w, 0.27 * w), (0, 0, 0), style.fine, Look.PLAIN, (1, 1, 1), 1.0)
     angle = np.arange(5) * 2 * np.pi / 5
     place = np.stack([0.2 * w * np.cos(angle), 0.2 * w * np.sin(angle), np.full(5, 0.5 * h)], -1)
-    tints = np.array([(0.85, 0.25, 0.2), (0.95, 0.6, 0.2), (0.6, 0.75, 0.25), (0.9, 0.8, 0.3), (0.8, 0.3, 0.25)])
+    place = place[: style.n(9, 2)]
+    tints = np.array([(0.85, 0.25, 0.2), (0.95, 0.6, 0.2), (0.6, 0.75, 0.25), (0.9, 0.8, 0.3), (0.8, 0.3, 0.25)])[
+        : len(place)
+    ]
     return join([*parts, copies(ball, place, tints=tints)])
 
 
@@ -323,8 +327,8 @@ def vase(size: Size, style: Style) -> Mesh:
     t = np.linspace(0, 1, style.n(18, 4))
     radius = 0.28 * w * (0.6 + 0.4 * np.sin(4.4 * t + 0.4))
     parts = [lathe([(0, 0), *np.stack([radius, 0.5 * h * t], -1)], style.n(22, 6), Look.PLAIN, tint)]
-    angle = np.arange(7) * 2.4
-    for a, r in zip(angle, np.linspace(0.05, 0.34, 7), strict=True):
+    blooms = style.n(9, 2)
+    for a, r in zip(np.arange(blooms) * 2.4, np.linspace(0.05, 0.34, blooms), strict=True):
         top = (r * w * np.cos(a), r * w * np.sin(a), h - 0.04 - 0.25 * r * h)
         parts.append(
             tube(

@@ -283,8 +283,10 @@ def radiator(size: Size, style: Style) -> Mesh:
     w, d, h = size
     style.pick(2)
     low = 0.12
-    count = max(3, round(w / 0.07))
-    rib = box((0.05, d - 0.02, h - low), (0, 0.005, low + (h - low) / 2), Look.PLAIN, WHITE, 0.016, style.fine)
+    count = max(3, round(w / 0.07)) if style.fine > 0.2 else 2
+    rib = box(
+        (0.7 * w / count, d - 0.02, h - low), (0, 0.005, low + (h - low) / 2), Look.PLAIN, WHITE, 0.016, style.fine
+    )
     parts = [copies(rib, [(x, 0, 0) for x in (np.arange(count) - (count - 1) / 2) * (w / count)])]
     for z in (low + 0.06, h - 0.06):
         parts.append(box((w, 0.03, 0.03), (0, 0.0, z), Look.PLAIN, WHITE, 0.01, style.fine))

@@ -319,7 +319,7 @@ def _frame(size: Size, look: Look, tint: Colour, count: int, fine: float) -> tup
 def _books(width: float, depth: float, floors: list[float], room: float, style: Style) -> Mesh:
     """Rows of books on shelves at these heights; when coarse a row is a few blocks."""
     rng = style.rng
-    thick = 0.032 if style.fine > 0.4 else 0.16
+    thick = 0.032 if style.fine > 0.3 else 0.3
     per_row = int(width * 0.93 / thick)
     count = per_row * len(floors)
     wide = rng.uniform(0.7, 1.25, count) * thick

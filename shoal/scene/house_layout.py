@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from shoal.scene.house_plan import Plan, Wall, Zone
+from shoal.scene.house_plan import CENTRAL, Plan, Wall, Zone
 from shoal.scene.house_shell import LINING
-from shoal.scene.house_space import Item, Space
+from shoal.scene.house_space import Item, Space, facing
 
 
 def furnish(plan: Plan) -> list[Item]:
@@ -37,17 +37,14 @@ def _leaves(plan: Plan, spaces: list[Space], rng: np.random.Generator) -> None:
         u = door.low - 0.008 if end == 0 else door.high + 0.008
         out = wall.at + wall.sign * (0.03 + width / 2)
         x, y = (out, u) if wall.axis == 0 else (u, out)
-        size = (0.05, width, door.top - 0.02)
-        rect = np.array([(x - 0.025, y - width / 2, x + 0.025, y + width / 2)])
-        if wall.axis == 0:
-            rect = np.array([(x - width / 2, y - 0.025, x + width / 2, y + 0.025)])
-        own = [kept for kept in space.kept if not _within(kept, x, y)]
-        kept, space.kept = space.kept, own
+        # A leaf is 4 cm thick; with the knobs on both sides it takes 17 cm.
+        size, yaw = (0.17, width, door.top - 0.02), facing(wall)
+        rect = np.array([Item("door_leaf", size, x, y, 0.0, yaw, style, 0).rect])
+        kept, space.kept = space.kept, [kept for kept in space.kept if not _within(kept, x, y)]
         fit = space.fits(rect)[0] and space.open_with(rect.tolist())
         space.kept = kept
         if fit:
-            yaw = 0.0 if wall.axis == 1 else np.pi / 2
-            space.put("door_leaf", size, x, y, yaw + (np.pi if wall.sign < 0 else 0.0), style=style)
+            space.put("door_leaf", size, x, y, yaw, style=style)
 
 
 def _within(rect, x: float, y: float) -> bool:
@@ -120,7 +117,7 @@ def _common(space: Space) -> None:
                 for u in (window.low - 0.11 - wide / 2, window.high + 0.11 + wide / 2):
                     _curtain(space, wall, u, wide, window.top + 0.14, window.bottom, style)
     if kind not in ("bath", "storage"):
-        _pictures(space, 2 + int(space.room.area / 6))
+        _pictures(space, (6 if kind in CENTRAL else 2) + int(space.room.area / 6))
         if kind in ("kitchen", "study", "corridor"):
             wall = space.walls[int(space.rng.integers(len(space.walls)))]
             space.hang("clock", (0.3, 0.05, 0.3), 1.8, wall, (wall.low + wall.high) / 2)
@@ -130,8 +127,7 @@ def _radiator(space: Space, wall: Wall, u: float, width: float, height: float) -
     depth = 0.12
     off = wall.at + wall.sign * (depth / 2 + 0.005)
     x, y = (off, u) if wall.axis == 0 else (u, off)
-    yaw = -wall.sign * np.pi / 2 if wall.axis == 0 else (0.0 if wall.sign > 0 else np.pi)
-    space.try_at("radiator", (width, depth, height), x, y, float(yaw))
+    space.try_at("radiator", (width, depth, height), x, y, facing(wall))
 
 
 def _curtain(space: Space, wall: Wall, u: float, width: float, top: float, sill: float, style: int) -> None:
@@ -293,15 +289,14 @@ def _counter(space: Space, zone: Zone, units: list[str]) -> bool:
                 unit, size = "counter", (0.6, 0.6, height)
         off = wall.at + wall.sign * (size[1] / 2 + 0.005)
         x, y = (off, u) if wall.axis == 0 else (u, off)
-        yaw = -wall.sign * np.pi / 2 if wall.axis == 0 else (0.0 if wall.sign > 0 else np.pi)
-        item = space.try_at(unit, size, x, y, float(yaw), style=style)
+        item = space.try_at(unit, size, x, y, facing(wall), style=style)
         if item is None:
             continue
         made.append(item)
         if unit == "stove":
             space.hang("hood", (0.6, 0.45, space.plan.height - 1.66), 1.65, wall, u)
         elif unit != "fridge":
-            space.hang("wall_cupboard", (0.595, 0.34, 0.62), 1.52, wall, u, style=style)
+            space.hang("wall_cupboard", (0.595, 0.34, 0.62), 1.52, wall, u, style=style, gap=0.0)
         if unit == "counter" and space.rng.random() < 0.6:
             thing, size = (("fruit", (0.28, 0.28, 0.16)), ("books", (0.24, 0.18, 0.12)), ("vase", (0.2, 0.2, 0.4)))[
                 int(space.rng.integers(3))
@@ -355,8 +350,8 @@ def _desk(space: Space, zone: Zone) -> bool:
     _top(space, desk, "laptop", (0.34, 0.36, 0.25), -0.15)
     _top(space, desk, "table_lamp", (0.22, 0.22, 0.42), 0.4, -0.1)
     _top(space, desk, "books", (0.26, 0.2, 0.12), -desk.size[0] / 2 + 0.18, -0.1)
-    x, y = desk.beside(-0.15, desk.size[1] / 2 + 0.28)
-    space.try_at("office_chair", (0.6, 0.6, 1.0), x, y, desk.yaw + np.pi)
+    x, y = desk.beside(-0.15, desk.size[1] / 2 + 0.2)
+    space.try_at("office_chair", (0.6, 0.6, 1.0), x, y, desk.yaw + np.pi, ignore=[desk.rect])
     return True
 
 
@@ -417,7 +412,7 @@ def _passage(space: Space, zone: Zone) -> None:
         _top(space, chest, "vase", (0.2, 0.2, 0.4), 0.2)
         _mirror_over(space, chest, 0.55, 0.8, 1.28)
     if wide > 1.5:
-        space.against(zone, "coat_rack", (0.36, 0.36, 1.75), ahead=0.2, corner=1.5)
+        space.against(zone, "coat_rack", (0.44, 0.44, 1.75), ahead=0.2, corner=1.5)
         _plants(space, zone, 1)
     if wide > 2.2:
         space.against(zone, "bookshelf", (0.8, 0.28, 1.8), ahead=0.6, corner=0.4)

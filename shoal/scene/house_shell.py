@@ -78,6 +78,8 @@ def shell(plan: Plan, rng: np.random.Generator, fine: float) -> list[tuple[str, 
         parts.append(("wall", join(faces)))
     outer = [_face(plan, wall, -0.05, plan.height + ROOF, facade) for wall in plan.walls if wall.room < 0]
     parts.append(("wall", join(outer + [_level(rect, plan.height + ROOF, Look.PLASTER, WHITE) for rect in plan.cover])))
+    # Under the outer walls too, for the entrance reaches through them.
+    parts.append(("floor", join([_level(rect, -0.01, Look.PLAIN, (0.6, 0.58, 0.55)) for rect in plan.cover])))
     for opening in plan.openings:
         if opening.kind == "window":
             parts.append(("window", _window(opening, trim, fine)))
@@ -204,25 +206,20 @@ def _tiling(plan: Plan, wall: Wall, tint: Colour) -> Mesh:
     return build(points, triangles, Look.PLAIN, tuple(0.95 * c for c in tint))
 
 
-def painted(tint: Colour) -> Look:
-    """White woodwork is painted: it shows no grain."""
-    return Look.PLAIN if min(tint) > 0.8 else Look.WOOD
-
-
 def _doorway(o: Opening, trim: Colour, fine: float) -> Mesh:
     """Lining and casing of a doorway; the entrance also gets a closed leaf."""
     front = OUTER_WALL if o.rooms[1] < 0 else HALF_WALL
     back = OUTER_WALL if o.rooms[0] < 0 else HALF_WALL
     depth, middle, height = front + back + 0.02, (front - back) / 2, o.top - o.bottom
     wide, centre = o.high - o.low, (o.low + o.high) / 2
-    parts, look = [], painted(trim)
+    parts = []
     for u in (o.low + LINING / 2, o.high - LINING / 2):
-        parts.append(box((LINING, depth, height), (u, middle, height / 2), look, trim))
-    parts.append(box((wide, depth, LINING), (centre, middle, o.top - LINING / 2), look, trim))
+        parts.append(box((LINING, depth, height), (u, middle, height / 2), Look.WOOD, trim))
+    parts.append(box((wide, depth, LINING), (centre, middle, o.top - LINING / 2), Look.WOOD, trim))
     for y in (-back - 0.008, front + 0.008):
         for u in (o.low - 0.03, o.high + 0.03):
-            parts.append(box((0.07, 0.016, o.top + 0.03), (u, y, (o.top + 0.03) / 2), look, trim, 0.006, fine))
-        parts.append(box((wide + 0.14, 0.02, 0.07), (centre, y, o.top + 0.035), look, trim, 0.006, fine))
+            parts.append(box((0.07, 0.016, o.top + 0.03), (u, y, (o.top + 0.03) / 2), Look.WOOD, trim, 0.006, fine))
+        parts.append(box((wide + 0.14, 0.02, 0.07), (centre, y, o.top + 0.035), Look.WOOD, trim, 0.006, fine))
     if o.kind == "entrance":
         leaf = door_leaf((wide - 2 * LINING, 0.05, o.top - LINING), (0.42, 0.27, 0.2), fine)
         parts.append(leaf.moved((o.low + LINING, middle, 0.0)))
@@ -231,16 +228,18 @@ def _doorway(o: Opening, trim: Colour, fine: float) -> Mesh:
 
 def door_leaf(size, tint: Colour, fine: float) -> Mesh:
     """A panelled door, hinged at the origin, along +x, with a handle on both sides."""
-    (w, d, h), look = size, painted(tint)
-    parts = [box((w, d, h - 0.01), (w / 2, 0, h / 2 + 0.005), look, tint)]
+    w, d, h = size
+    parts = [box((w, d, h - 0.01), (w / 2, 0, h / 2 + 0.005), Look.WOOD, tint)]
     handle = np.array(
         [(0, 0), (0.024, 0), (0.024, 0.008), (0.01, 0.012), (0.01, 0.035), (0.027, 0.045), (0.02, 0.06), (0, 0.062)]
     )
     knob = lathe(handle if fine > 0.3 else handle[[1, 3, 5, 7]], steps(fine, 14, 4), Look.PLAIN, (0.75, 0.72, 0.65))
     for side in (-1, 1):
-        for low, high in ((0.12, 0.42), (0.48, 0.93)):
+        for low, high in ((0.12, 0.42), (0.48, 0.93)) if fine > 0.2 else ():
             size_z = (high - low) * h
-            rim = box((w - 0.24, 0.016, size_z), (w / 2, side * d / 2, (low + high) / 2 * h), look, tint, 0.008, fine)
+            rim = box(
+                (w - 0.24, 0.016, size_z), (w / 2, side * d / 2, (low + high) / 2 * h), Look.WOOD, tint, 0.008, fine
+            )
             parts.append(rim)
         parts.append(knob.turned(0, -side * np.pi / 2).moved((w - 0.07, side * d / 2, 1.02)))
     return join(parts)

@@ -13,7 +13,7 @@ CELL = 0.1
 """Metres: the grid on which ways through a room are searched."""
 REACH = 0.26
 """Half the side of the square that must pass everywhere, metres; people (radius 0.2) pass where it does."""
-LOST = 0.12
+LOST = 0.06
 """Square metres of free floor that furniture may cut off in one room."""
 DOORWAY = 0.85
 """Metres in front of a door that stay empty."""
@@ -180,7 +180,7 @@ class Space:
             for other, a, b, bottom, _ in self.hung:
                 if other is wall and height > bottom:
                     fit &= (sides[1] < a) | (sides[0] > b)
-            yaw = _facing(wall)
+            yaw = facing(wall)
             for u in along[fit]:
                 x, y = (off, u) if wall.axis == 0 else (u, off)
                 found.append((float(x), float(y), yaw, wall, float((u - low) / (high - low))))
@@ -218,7 +218,9 @@ class Space:
                 best = (float(score[k]), float(x[k]), float(y[k]), yaw)
         return None if best is None else best[1:]
 
-    def hang(self, kind: str, size, bottom: float, wall: Wall, u: float, solid=False, style=None) -> Item | None:
+    def hang(
+        self, kind: str, size, bottom: float, wall: Wall, u: float, solid=False, style=None, gap=0.05
+    ) -> Item | None:
         """Hang a piece on a wall at `u` along it if nothing is there yet."""
         width, depth, height = size
         low, high = u - width / 2, u + width / 2
@@ -237,13 +239,13 @@ class Space:
                 return None
         if solid and not self.open_with([(x0, y0, x1, y1)]):
             return None
-        self.hung.append((wall, low - 0.05, high + 0.05, bottom, bottom + height))
+        self.hung.append((wall, low - gap, high + gap, bottom, bottom + height))
         off = wall.at + wall.sign * (depth / 2 + 0.006)
         x, y = (off, u) if wall.axis == 0 else (u, off)
-        return self.put(kind, size, x, y, _facing(wall), z=bottom, solid=solid, style=style)
+        return self.put(kind, size, x, y, facing(wall), z=bottom, solid=solid, style=style)
 
 
-def _facing(wall: Wall) -> float:
+def facing(wall: Wall) -> float:
     """The yaw of a piece whose back is against this wall."""
     return float(-wall.sign * np.pi / 2) if wall.axis == 0 else (0.0 if wall.sign > 0 else float(np.pi))
 

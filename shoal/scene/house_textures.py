@@ -4,6 +4,7 @@ A texture is grey to pale; the colour comes from the tint of each triangle, so t
 """
 
 from enum import IntEnum
+from functools import lru_cache
 
 import numpy as np
 
@@ -92,13 +93,18 @@ def house_materials(rng: np.random.Generator) -> tuple[tuple[Material, ...], tup
 
 def noise(rng: np.random.Generator, size: int, roughness: float = 1.5, stretch: tuple[float, float] = (1, 1)):
     """Tileable clouds [size, size], mean 0, deviation 1; `stretch` draws them out along rows and columns."""
+    weight = _spectrum(size, roughness, stretch)
+    cloud = np.fft.irfft2(weight * np.exp(2j * np.pi * rng.random(weight.shape)), s=(size, size))
+    return cloud / (cloud.std() + 1e-9)
+
+
+@lru_cache
+def _spectrum(size: int, roughness: float, stretch: tuple[float, float]) -> np.ndarray:
     row = np.fft.fftfreq(size)[:, None] * stretch[0]
     column = np.fft.rfftfreq(size)[None] * stretch[1]
     weight = (row**2 + column**2 + (0.7 / size) ** 2) ** (-roughness / 2)
     weight[0, 0] = 0.0
-    phase = rng.random(weight.shape) * (2 * np.pi)
-    cloud = np.fft.irfft2(weight * np.exp(1j * phase), s=(size, size))
-    return (cloud - cloud.mean()) / (cloud.std() + 1e-9)
+    return weight
 
 
 def _tinted(value: np.ndarray, colour=(1.0, 1.0, 1.0)) -> np.ndarray:
@@ -225,7 +231,7 @@ def _fabric(rng):
     size = 128
     v, u = _grid(size)
     weave = np.sin(2 * np.pi * 24 * u) * np.sin(2 * np.pi * 24 * v)
-    return _tinted(0.88 + 0.05 * weave + 0.03 * noise(rng, size, 1.0))
+    return _tinted(0.92 + 0.045 * weave + 0.012 * noise(rng, size, 0.5))
 
 
 def _marble(rng):
@@ -271,7 +277,10 @@ def _sky(size: int, rng) -> np.ndarray:
 
 
 def _ridge(rng, size: int, rough: float) -> np.ndarray:
-    return noise(rng, size, rough)[size // 2][None]
+    """A line of hills [1, size], mean 0, deviation 1."""
+    weight = _spectrum(size, rough, (1, 1))[0]
+    line = np.fft.irfft(weight * np.exp(2j * np.pi * rng.random(len(weight))), n=size)
+    return (line / (line.std() + 1e-9))[None]
 
 
 def _view(rng):
