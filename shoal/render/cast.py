@@ -20,8 +20,8 @@ _MATERIAL = wp.constant(MATERIAL_WORDS)
 EDGE = 1e-5
 """How far a triangle reaches over its edges, in parts of its size, so that no ray slips through between two."""
 
-# The one loop of the project that is not Python: Warp clears every local array, and a cleared stack of 512 bytes per ray
-# would cost more than the way through the tree. It is plain C++ for CPUs and GPUs alike.
+# The one loop of the project that is not Python: Warp clears every local array, and clearing a stack of 512 bytes per
+# ray would cost as much as the way through the tree. It is plain C++, for CPUs and GPUs alike.
 TRAVERSAL = f"""
     struct Word {{ float x, y, z, w; }};
     struct Entry {{ int child; float distance; }};
@@ -31,6 +31,16 @@ TRAVERSAL = f"""
 #else
     const Word* data = reinterpret_cast<const Word*>(words.data);
     #define SHOAL_READ(index) data[index]
+#endif
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    // The rays of a warp go through the tree together: what one of them needs, all read, from the same address at once.
+    // Positive floats have the order of their bits, for which there are instructions over a warp.
+    const unsigned together = __match_any_sync(__activemask(), nodes);
+    #define SHOAL_LEAST(t) __uint_as_float(__reduce_min_sync(together, __float_as_uint(t)))
+    #define SHOAL_MOST(t) __uint_as_float(__reduce_max_sync(together, __float_as_uint(t)))
+#else
+    #define SHOAL_LEAST(t) (t)
+    #define SHOAL_MOST(t) (t)
 #endif
     const float ox = origin[0], oy = origin[1], oz = origin[2];
     const float dx = direction[0], dy = direction[1], dz = direction[2];
@@ -44,6 +54,7 @@ TRAVERSAL = f"""
     const int bx = 1 - ax, by = 5 - ay, bz = 9 - az;
     const float NEVER = 3e38f;
     float best = far, best_u = 0.0f, best_v = 0.0f;
+    float farthest = SHOAL_MOST(far);
     int met = -1;
     Entry stack[{STACK}];
     int count = 0;
@@ -57,8 +68,9 @@ TRAVERSAL = f"""
             const auto ways = SHOAL_READ(node + 6);
             #define SHOAL_BOX(k, t, c) \\
                 int c = wp::cast<int>(ways.k); \\
-                float t = wp::max(wp::max(nx.k * ix + sx, ny.k * iy + sy), wp::max(nz.k * iz + sz, 0.0f)); \\
-                if (!(t <= wp::min(wp::min(fx.k * ix + sx, fy.k * iy + sy), wp::min(fz.k * iz + sz, best)))) t = NEVER;
+                float t = wp::max(wp::max(nx.k * ix + sx, ny.k * iy + sy), wp::max(nz.k * iz + sz, 1e-30f)); \\
+                const float t##_out = wp::min(wp::min(fx.k * ix + sx, fy.k * iy + sy), wp::min(fz.k * iz + sz, best)); \\
+                t = SHOAL_LEAST(t <= t##_out ? t : NEVER);
             SHOAL_BOX(x, t0, c0)
             SHOAL_BOX(y, t1, c1)
             SHOAL_BOX(z, t2, c2)
@@ -94,15 +106,18 @@ TRAVERSAL = f"""
                     }}
                 }}
             }}
+            farthest = SHOAL_MOST(best);
         }}
-        // The next child that begins before what has been met.
+        // The next child that begins before what every ray has met.
         do {{
             if (count == 0) return wp::vec4(best, best_u, best_v, wp::cast<float>(met));
             --count;
-        }} while (stack[count].distance >= best);
+        }} while (stack[count].distance >= farthest);
         at = stack[count].child;
     }}
     #undef SHOAL_READ
+    #undef SHOAL_LEAST
+    #undef SHOAL_MOST
     #undef SHOAL_BOX
     #undef SHOAL_SORT
 """
@@ -131,7 +146,7 @@ def word(words: Words, index: int) -> wp.vec4:
 
 @wp.struct
 class Hit:
-    """The nearest meeting of a ray so far: distance in lengths of the direction, triangle (-1: none), and where on it."""
+    """The nearest meeting of a ray so far: distance in lengths of the direction, triangle (-1: none), place on it."""
 
     distance: float
     triangle: int
@@ -215,8 +230,10 @@ def sample(words: Words, texels: int, picture: wp.vec4, u: float, v: float, leve
     y1 = wrap(int(top) + 1, height)
     a = x - left
     b = y - top
-    above = texel(words, texels, index + y0 * width + x0) * (1.0 - a) + texel(words, texels, index + y0 * width + x1) * a
-    below = texel(words, texels, index + y1 * width + x0) * (1.0 - a) + texel(words, texels, index + y1 * width + x1) * a
+    upper = index + y0 * width
+    lower = index + y1 * width
+    above = texel(words, texels, upper + x0) * (1.0 - a) + texel(words, texels, upper + x1) * a
+    below = texel(words, texels, lower + x0) * (1.0 - a) + texel(words, texels, lower + x1) * a
     return above * (1.0 - b) + below * b
 
 

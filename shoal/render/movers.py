@@ -139,10 +139,11 @@ def meet_shape(kind: int, size: wp.vec3, o: wp.vec3, d: wp.vec3) -> float:
     elif kind == SPHERE:
         best = meet_ball(unit_o, unit_d, 1.0)
     elif kind == CYLINDER:
-        best = wp.min(meet_tube(unit_o, unit_d, 1.0, 1.0), wp.min(meet_lid(unit_o, unit_d, 1.0), meet_lid(unit_o, unit_d, -1.0)))
+        lids = wp.min(meet_lid(unit_o, unit_d, 1.0), meet_lid(unit_o, unit_d, -1.0))
+        best = wp.min(meet_tube(unit_o, unit_d, 1.0, 1.0), lids)
     elif kind == CAPSULE:
         up = wp.vec3(0.0, 0.0, size[2])
-        # From within a capsule the ends' inner halves would be met too: only what lies on the outside counts.
+        # Of the balls at the ends only the outer halves count.
         best = meet_tube(o, d, size[0], size[2])
         top = meet_ball(o - up, d, size[0])
         if o[2] + top * d[2] >= size[2]:

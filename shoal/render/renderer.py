@@ -34,7 +34,7 @@ BLOCK = 128
 class Renderer:
     """Renders `views` images at once. Write `position`, `rotation`, `fov` and `scene`, or give poses; call `render`.
 
-    A camera that is not turned looks along x, y is to its left and z up (metres). Depth is measured along the view axis.
+    A camera that is not turned looks along x; y is to its left, z up (metres). Depth is measured along the view axis.
 
     | output | channels | types | holds |
     |---|---|---|---|
@@ -88,9 +88,7 @@ class Renderer:
         """int32 [views]: the one of them that it does not see (its own body), or -1."""
         if movers is not None and len(movers.kind) < views:
             self.env %= len(movers.kind)
-        self.images = {
-            name: make(self.height, self.width, CHANNELS[name], dtype=kind) for name, kind in kinds.items()
-        }
+        self.images = {name: make(self.height, self.width, CHANNELS[name], dtype=kind) for name, kind in kinds.items()}
         """[views, height, width, channels] each, written in place by every `render`."""
         self._order = torch.arange(views, dtype=torch.int32, device=self.device)
         self._seen = make(1 + (movers.kind.shape[1] if movers else 0), dtype=torch.int32)
@@ -115,18 +113,45 @@ class Renderer:
         plan.add_function(self._sort_views)
         if self.movers:
             ratio = self.height / self.width
-            inputs = [table, position, rotation, slope, ratio, self.far, env, view(self.hidden, wp.int32), kind, place, size]
+            inputs = [
+                table,
+                position,
+                rotation,
+                slope,
+                ratio,
+                self.far,
+                env,
+                view(self.hidden, wp.int32),
+                kind,
+                place,
+                size,
+            ]
             plan.add_kernel(find_movers, self.num_views, [*inputs, seen], unit=1, block=BLOCK)
         inputs = [words, table, view(self._order, wp.int32), position, rotation, slope, view(self.scene, wp.int32)]
-        inputs += [self.far, self.max_depth, wp.vec3(*SKY), env, seen, kind, place, view(things.rotation, wp.quat), size]
-        inputs += [view(things.colour, wp.vec3), view(things.semantic, wp.int32), view(things.instance, wp.int32), *images]
+        inputs += [
+            self.far,
+            self.max_depth,
+            wp.vec3(*SKY),
+            env,
+            seen,
+            kind,
+            place,
+            view(things.rotation, wp.quat),
+            size,
+        ]
+        inputs += [
+            view(things.colour, wp.vec3),
+            view(things.semantic, wp.int32),
+            view(things.instance, wp.int32),
+            *images,
+        ]
         count = self.num_views * self._recipe.rays_per_view
         plan.add_kernel(render_kernel(self._recipe), count, inputs, unit=self._recipe.rays_per_view, block=BLOCK)
         return plan
 
     def _sort_views(self) -> None:
         """Views of one scene follow one another, those of one place too: they find what they read in the cache."""
-        if self.device.type != "cuda" or self.memory.rows == 1 and self.num_views == 1:
+        if self.device.type != "cuda":
             return
         cell = ((self.position[:, :2] * 0.5).int() & 63).int()
         key = self.scene * 4096 + cell[:, 0] * 64 + cell[:, 1]

@@ -10,7 +10,6 @@ import time
 import warnings
 import zlib
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,13 +17,10 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from shoal.scene.scene import Material, Scene
-
 LARGEST_CACHE = 20 * 10**9
 """Bytes. Beyond it the entries that were not used for longest go."""
 _ENDING = ".safetensors"
 _WRITING = ".writing-"
-_ARRAYS = ("vertices", "triangles", "uv", "colours", "material", "semantic", "instance")
 
 Made = TypeVar("Made")
 
@@ -110,27 +106,6 @@ def read_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     if not intact:
         raise DamagedError("its checksum differs")
     return arrays, meta
-
-
-def pack_scene(scene: Scene) -> tuple[dict[str, np.ndarray], dict]:
-    """A scene as arrays and JSON."""
-    arrays = {name: getattr(scene, name) for name in _ARRAYS}
-    arrays |= {f"texture_{i}": texture for i, texture in enumerate(scene.textures)}
-    meta = dict(name=scene.name, labels=scene.labels, notes=scene.notes, materials=[asdict(m) for m in scene.materials])
-    return arrays, meta
-
-
-def unpack_scene(arrays: dict[str, np.ndarray], meta: dict) -> Scene:
-    """The scene that was packed."""
-    count = len(arrays) - len(_ARRAYS)
-    return Scene(
-        name=meta["name"],
-        **{name: arrays[name] for name in _ARRAYS},
-        materials=tuple(Material(**{**m, "colour": tuple(m["colour"])}) for m in meta["materials"]),
-        textures=tuple(arrays[f"texture_{i}"] for i in range(count)),
-        labels=tuple(meta["labels"]),
-        notes=tuple(meta["notes"]),
-    )
 
 
 def trim(folder: Path, spare: Path | None = None, limit: int | None = None) -> None:

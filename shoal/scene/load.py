@@ -33,6 +33,10 @@ _FORMATS = {
 }
 
 
+ENDINGS = tuple(_FORMATS)
+"""The endings of files that can be loaded."""
+
+
 def load_scene(path: str | Path, up: str = "auto", scale: float = 1.0) -> Scene:
     """A mesh file as a scene, in metres and z up.
 

@@ -39,7 +39,7 @@ class SceneMemory:
         except torch.OutOfMemoryError as error:
             free = torch.cuda.mem_get_info(self.device)[0]
             raise ShoalError(
-                f"{limit / 1e9:.1f} GB of scene memory do not fit on {self.device}, where {free / 1e9:.1f} GB are free; "
+                f"{limit / 1e9:.1f} GB of scene memory do not fit on {self.device} ({free / 1e9:.1f} GB are free); "
                 "give a smaller limit or fewer resident scenes."
             ) from error
         self.table = torch.zeros(rows, RADIUS + 1, dtype=torch.int32, device=self.device)
@@ -76,10 +76,11 @@ class SceneMemory:
             start = lot.first + lot.words
         return start if len(self.words) - start >= need else None
 
-    def put(self, row: int, scene: Packed, source: torch.Tensor | None = None) -> None:
-        """Copy a scene into an empty row, on torch's current stream; `source` may be its words in pinned memory."""
-        if self._lots[row]:
-            raise ShoalError(f"Row {row} of the scene memory holds {self._lots[row].scene.name}; remove it first.")
+    def reserve(self, row: int, scene: Packed) -> None:
+        """Set room aside for a scene in an empty row; it can be seen there once it was filled and published."""
+        held = self._lots[row]
+        if held:
+            raise ShoalError(f"Row {row} of the scene memory holds {held.scene.name}; remove it first.")
         first = self.find_room(scene)
         if first is None:
             raise ShoalError(
@@ -87,11 +88,33 @@ class SceneMemory:
                 f"{(self.limit - self.used) / 1e6:.1f} MB are free; give a larger limit or fewer resident scenes."
             )
         self._lots[row] = _Lot(first, len(scene.words), scene)
-        words = scene.words if source is None else source
-        self.words[first : first + len(words)].copy_(words, non_blocking=True)
-        radius = torch.from_numpy(abs(scene.bounds).max(0)).norm().reshape(1).view(torch.int32)
-        places = torch.tensor([first + place for place in scene.places], dtype=torch.int32)
-        self.table[row] = torch.cat([places, radius]).to(self.device)
+
+    def _lot(self, row: int) -> _Lot:
+        lot = self._lots[row]
+        if lot is None:
+            raise ShoalError(f"Row {row} of the scene memory is empty; reserve it first.")
+        return lot
+
+    def room(self, row: int) -> torch.Tensor:
+        """The words that a row has been given, to be filled."""
+        lot = self._lot(row)
+        return self.words[lot.first : lot.first + lot.words]
+
+    def publish(self, row: int) -> None:
+        """Enter a filled row in the table, on torch's current stream."""
+        lot = self._lot(row)
+        radius = torch.from_numpy(abs(lot.scene.bounds).max(0)).norm().reshape(1).view(torch.int32)
+        places = torch.tensor([lot.first + place for place in lot.scene.places], dtype=torch.int32)
+        entry = torch.cat([places, radius])
+        if self.device.type == "cuda":
+            entry = entry.pin_memory()  # so that the copy waits for nothing
+        self.table[row].copy_(entry, non_blocking=True)
+
+    def put(self, row: int, scene: Packed) -> None:
+        """Copy a scene into an empty row, on torch's current stream."""
+        self.reserve(row, scene)
+        self.room(row).copy_(scene.words)
+        self.publish(row)
 
     def remove(self, row: int) -> None:
         """Give a row's memory back; nothing may look at it any more."""

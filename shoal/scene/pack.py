@@ -49,6 +49,8 @@ class Packed:
     triangles: int
     holes: bool
     """Whether any triangle has parts cut out."""
+    notes: tuple[str, ...]
+    """What was left out or mended while loading."""
 
     @property
     def nbytes(self) -> int:
@@ -83,6 +85,7 @@ def pack_scene(scene: Scene, device: str | torch.device = "cpu", largest_texture
         labels=scene.labels,
         triangles=len(source),
         holes=bool(cutting.any()),
+        notes=scene.notes,
     )
 
 

@@ -25,7 +25,7 @@ class Material:
 
 @dataclass(frozen=True)
 class Scene:
-    """Triangles in metres, z up, with materials, textures and labels. All arrays are NumPy's; nothing is on a device."""
+    """Triangles in metres, z up, with materials, textures and labels, in NumPy arrays; nothing is on a device."""
 
     name: str
     vertices: np.ndarray

@@ -1,36 +1,129 @@
-"""From what a user types to a scene: `house:SEED`, or the path of a mesh file."""
+"""From what a user types to scenes: `house:SEED`, or mesh files; prepared once, and kept on disk."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
 
 from shoal.errors import ShoalError, unknown
-from shoal.scene.cache import cached, pack_scene, unpack_scene
+from shoal.scene.cache import cached
 from shoal.scene.files import Source
-from shoal.scene.load import build, content_key
+from shoal.scene.load import ENDINGS, build, content_key
+from shoal.scene.pack import Packed, pack_scene
 from shoal.scene.scene import Scene
 
 FORMAT = 1
-"""Counts up whenever the same file would become another scene, so that older entries of the cache are passed over."""
+"""Counts up whenever the same source would be packed otherwise, so that older entries of the cache are passed over."""
+
+FORMS = "house:SEED (house:SEED@DETAIL) or the path of a .glb, .gltf, .obj or .ply file"
 
 
-def open_scene(source: str, up: str = "auto", scale: float = 1.0, cache: bool = True) -> Scene:
-    """The scene a user names: `house:SEED` is made, anything else is a mesh file, prepared once and cached."""
+def open_scene(source: str, up: str = "auto", scale: float = 1.0) -> Scene:
+    """The scene a user names: `house:SEED` or `house:SEED@DETAIL` is made, anything else is a mesh file."""
+    house = _house(source)
+    if house is None:
+        return build(_file(source), up, scale)
+    from shoal.scene.house import make_house
+
+    return make_house(house[0], detail=house[1])
+
+
+def prepare(source: str, up: str = "auto", scale: float = 1.0, device: str | torch.device = "cpu") -> Packed:
+    """A scene ready for rays, from the cache if it was prepared before; else its tree is built on `device`."""
+    house = _house(source)
+    if house is None:
+        file = _file(source)
+        key = content_key(file, up, scale, FORMAT)
+        return cached(key, lambda: pack_scene(build(file, up, scale), device), to_arrays, from_arrays)
+    key = f"house-{house[0]}-{house[1]:g}-{FORMAT}"
+    return cached(key, lambda: pack_scene(open_scene(source), device), to_arrays, from_arrays)
+
+
+def expand(sources: str | Iterable[str]) -> list[str]:
+    """Single sources from several at once: `house:train`, `house:test`, `house:100-199`, or a folder of mesh files.
+
+    A detail may follow each kind of house: `house:train@2`.
+    """
+    found: list[str] = []
+    for source in [sources] if isinstance(sources, str) else sources:
+        kind, _, rest = source.partition(":")
+        if kind == "house":
+            seeds, at, detail = rest.partition("@")
+            found += [f"house:{seed}{at}{detail}" for seed in _seeds(seeds)]
+        elif Path(source).is_dir():
+            files = sorted(p for p in Path(source).rglob("*") if p.suffix.lower() in ENDINGS)
+            if not files:
+                raise ShoalError(f"The folder {source} holds no mesh files ({', '.join(ENDINGS)}).")
+            found += map(str, files)
+        else:
+            found.append(source)
+    if not found:
+        raise ShoalError(f"No scene is named; give {FORMS}.")
+    return found
+
+
+def _seeds(text: str) -> Iterable[int | str]:
+    from shoal.scene.house import TEST, TRAIN
+
+    if text in ("train", "test"):
+        return {"train": TRAIN, "test": TEST}[text]
+    first, dash, last = text.partition("-")
+    if dash and first.isdigit() and last.isdigit():
+        if int(last) < int(first):
+            raise ShoalError(f"house:{text} is empty: {last} comes before {first}.")
+        return range(int(first), int(last) + 1)
+    return [text]
+
+
+def _house(source: str) -> tuple[int, float] | None:
+    """Seed and detail of a house, or None for anything else."""
+    kind, _, rest = str(source).partition(":")
+    if kind != "house":
+        return None
+    seed, at, detail = rest.partition("@")
+    if not (seed.isascii() and seed.isdigit() and len(seed) <= 18):
+        raise ShoalError(f"A house needs a seed, a whole number from 0 on, such as house:7, not {seed!r}.")
+    try:
+        return int(seed), float(detail) if at else 1.0
+    except ValueError:
+        raise ShoalError(f"The detail of a house is a number such as 2 in house:7@2, not {detail!r}.") from None
+
+
+def _file(source: str) -> Source:
     kind, colon, rest = str(source).partition(":")
-    if kind == "house":
-        return _house(rest)
     if not str(source).strip():
-        raise ShoalError("The scene has no name; give house:SEED or the path of a .glb, .gltf, .obj or .ply file.")
+        raise ShoalError(f"The scene has no name; give {FORMS}.")
     if "://" in str(source):
         raise ShoalError(f"{source} is an address; fetch the file and give its path.")
     if colon and len(kind) > 1 and kind.isalpha() and "." not in rest:
         raise unknown("kind of scene", kind, ["house"])
-    file = Source(source)
-    if not cache:
-        return build(file, up, scale)
-    key = content_key(file, up, scale, FORMAT)
-    return cached(key, lambda: build(file, up, scale), pack_scene, unpack_scene)
+    return Source(source)
 
 
-def _house(seed: str) -> Scene:
-    if not (seed.isascii() and seed.isdigit() and len(seed) <= 18):
-        raise ShoalError(f"A house needs a seed, a whole number from 0 on, such as house:7, not {seed!r}.")
-    from shoal.scene.house import make_house
+def to_arrays(packed: Packed) -> tuple[dict[str, np.ndarray], dict]:
+    """A packed scene as arrays and JSON, for a file."""
+    meta = dict(
+        name=packed.name,
+        places=packed.places,
+        labels=packed.labels,
+        triangles=packed.triangles,
+        holes=packed.holes,
+        notes=packed.notes,
+    )
+    # Integers: where floats are copied, the bits of those that are no numbers are not safe everywhere.
+    return {"words": packed.words.view(torch.int32).numpy(), "bounds": packed.bounds}, meta
 
-    return make_house(int(seed))
+
+def from_arrays(arrays: dict[str, np.ndarray], meta: dict) -> Packed:
+    """The packed scene that a file holds."""
+    return Packed(
+        name=meta["name"],
+        words=torch.from_numpy(arrays["words"]).view(torch.float32),
+        places=tuple(meta["places"]),
+        bounds=arrays["bounds"],
+        labels=tuple(meta["labels"]),
+        triangles=meta["triangles"],
+        holes=meta["holes"],
+        notes=tuple(meta["notes"]),
+    )

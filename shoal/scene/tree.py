@@ -1,8 +1,8 @@
 """The search tree over a scene's triangles: built level by level with whole-array operations, on any device.
 
-Splits are chosen by the surface area heuristic over bins: cost = sum over both sides of (area x triangles), for 3 axes at
-once and for all nodes of a level at once. The binary tree is then folded into nodes of four children, so that a ray
-reads one node where it would have read three.
+Splits are chosen by the surface area heuristic over bins: cost = sum over both sides of (area x triangles), for all
+nodes of a level at once. The binary tree is then folded into nodes of four children, so that a ray reads one node
+where it would have read three.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 BINS = 16
-"""Places where a node may be split, per axis."""
+"""Parts of a node between which it may be split, per axis; small nodes have fewer."""
 
 LEAF = 4
 """The most triangles in a leaf."""
@@ -46,7 +46,7 @@ class Tree:
 def build_tree(corners: torch.Tensor, balanced: bool = False) -> Tree:
     """The tree over triangles `corners` [T, 3, 3], on the device that holds them.
 
-    A `balanced` one halves the triangles along a space-filling curve: less good, but never deeper than their number asks.
+    A `balanced` one halves the triangles along a space-filling curve: less good, but no deeper than it must be.
     """
     binary, order = _split(corners.amin(1), corners.amax(1), balanced)
     return _fold(binary, order, binary.count.float() if balanced else _area(binary.bounds))
@@ -144,17 +144,18 @@ def _best_split(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Which triangles the best split of their node sends left, and its cost: inf where no border separates any."""
     nodes = len(count)
+    parts = min(BINS, max(4, 2 * len(node) // nodes))
     around = _reduce(torch.cat([centre, -centre], 1), node, nodes)
     low, high = around[:, :3], -around[:, 3:]
-    scale = BINS / (high - low).clamp(min=1e-20)
-    bins = ((centre - low[node]) * scale[node]).int().clamp(max=BINS - 1)
-    slots = (node.int() * BINS)[:, None] + bins
+    scale = parts / (high - low).clamp(min=1e-20)
+    bins = ((centre - low[node]) * scale[node]).int().clamp(max=parts - 1)
+    slots = (node.int() * parts)[:, None] + bins
     best = torch.full((nodes,), torch.inf, device=boxes.device)
     axis, border = torch.zeros_like(count), torch.zeros_like(count)
     for a in range(3):
         slot = slots[:, a].long()
-        inside = _reduce(boxes, slot, nodes * BINS).reshape(nodes, BINS, 6)
-        many = torch.bincount(slot, minlength=nodes * BINS).reshape(nodes, BINS)
+        inside = _reduce(boxes, slot, nodes * parts).reshape(nodes, parts, 6)
+        many = torch.bincount(slot, minlength=nodes * parts).reshape(nodes, parts)
         before = torch.cummin(inside, 1).values[:, :-1]
         after = torch.cummin(inside.flip(1), 1).values.flip(1)[:, 1:]
         left = torch.cumsum(many, 1)[:, :-1]

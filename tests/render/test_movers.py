@@ -63,7 +63,9 @@ def test_shapes_against_marching(kind, rotation):
     assert (met != hit).mean() < 0.01, "outlines differ by more than a grazing pixel here and there"
     both = met & hit
     assert both.sum() > 50
-    assert np.abs(depth[both] - first[both]).max() < 0.005 or np.percentile(np.abs(depth[both] - first[both]), 99) < 0.004
+    assert (
+        np.abs(depth[both] - first[both]).max() < 0.005 or np.percentile(np.abs(depth[both] - first[both]), 99) < 0.004
+    )
     # A normal stands across the surface: neighbours' places give it too.
     normal = images["normal"][0].numpy()
     place = direction * depth[..., None]

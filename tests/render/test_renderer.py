@@ -37,10 +37,7 @@ def rays(pose, width, height, fov=90.0):
 def test_depth_in_a_box_room_is_the_analytic_one(size):
     low, high = np.array([-3.0, -2.0, 0.0]), np.array([4.0, 2.5, 2.6])
     poses = torch.cat(
-        [
-            level_pose(0.5, -0.3, 1.25, yaw)
-            for yaw in (0.0, 0.4, 2.0, -1.3, math.pi)
-        ]
+        [level_pose(0.5, -0.3, 1.25, yaw) for yaw in (0.0, 0.4, 2.0, -1.3, math.pi)]
         + [level_pose(-1, 1, 0.8, 1.0, pitch) for pitch in (-0.9, 0.5, 1.5)]
     )
     renderer = Renderer(make_scene(box(low, high)), len(poses), size, ["depth"], fov=80.0)
@@ -86,7 +83,9 @@ def test_random_rays_agree_with_embree(count):
     TriangleMesh(embree, corners)
     rng = np.random.default_rng(1)
     turns = rng.normal(size=(12, 4))
-    poses = torch.from_numpy(np.concatenate([rng.uniform(-4, 4, (12, 3)), turns / np.linalg.norm(turns, axis=1)[:, None]], 1))
+    poses = torch.from_numpy(
+        np.concatenate([rng.uniform(-4, 4, (12, 3)), turns / np.linalg.norm(turns, axis=1)[:, None]], 1)
+    )
     poses = poses.float()
     renderer = Renderer(make_scene(corners), 12, (24, 20), ["depth", "instance", "normal"], fov=100.0)
     images = renderer.render(poses)
@@ -100,7 +99,9 @@ def test_random_rays_agree_with_embree(count):
         same = instance == np.where(hit, answer["primID"] + 1, 0)
         differ += (~same).sum()
         both = same & hit
-        np.testing.assert_allclose(images["depth"][v].reshape(-1).numpy()[both], answer["tfar"][both], rtol=2e-4, atol=1e-4)
+        np.testing.assert_allclose(
+            images["depth"][v].reshape(-1).numpy()[both], answer["tfar"][both], rtol=2e-4, atol=1e-4
+        )
         np.testing.assert_array_equal(images["depth"][v].reshape(-1).numpy()[same & ~hit], 1000.0)
         edges = corners[answer["primID"][both]]
         normal = np.cross(edges[:, 1] - edges[:, 0], edges[:, 2] - edges[:, 0])
@@ -129,7 +130,9 @@ def bilinear(texture, u, v):
 @pytest.mark.parametrize("repeat", [1.0, 2.5])
 def test_textures_against_a_numpy_twin(repeat):
     texture = np.random.default_rng(3).integers(0, 256, (8, 6, 4), dtype=np.uint8)
-    renderer = Renderer(textured_wall(texture, repeat), 1, (96, 96), {"rgb": torch.float32, "depth": torch.float32}, light=False)
+    renderer = Renderer(
+        textured_wall(texture, repeat), 1, (96, 96), {"rgb": torch.float32, "depth": torch.float32}, light=False
+    )
     image = renderer.render(level_pose())["rgb"][0].numpy()
     direction = rays(level_pose()[0], 96, 96)
     y, z = 2 * direction[..., 1], 2 * direction[..., 2]
@@ -189,7 +192,9 @@ def test_corner_colours_are_mixed():
 def test_types_hold_the_same_picture(kind):
     scene = make_scene(soup(200, 5))
     poses = torch.cat([level_pose(yaw=k) for k in (0.0, 1.0, 2.0)])
-    exact = Renderer(scene, 3, (20, 20), {"depth": torch.float32, "rgb": torch.float32, "normal": torch.float32}, max_depth=5.0)
+    exact = Renderer(
+        scene, 3, (20, 20), {"depth": torch.float32, "rgb": torch.float32, "normal": torch.float32}, max_depth=5.0
+    )
     rough = Renderer(scene, 3, (20, 20), {"depth": kind, "rgb": kind, "normal": kind}, max_depth=5.0)
     exact.render(poses), rough.render(poses)
     scale = {"depth": 255 / 5, "rgb": 255, "normal": 127.5} if kind == torch.uint8 else dict.fromkeys(exact.images, 1)

@@ -49,7 +49,7 @@ def soup(count: int, seed: int = 0, spread: float = 4.0, size: float = 0.4) -> n
 
 
 def textured_wall(texture: np.ndarray, repeat: float = 1.0, cutoff: float = 0.0, distance: float = 2.0) -> Scene:
-    """A wall of 4 x 4 m across x = `distance`, seen upright from the origin; `texture` covers it `repeat` times a side."""
+    """A wall of 4 x 4 m across x = `distance`, upright from the origin; `texture` covers it `repeat` times a side."""
     corners = quad((distance, 2, -2), (distance, -2, -2), (distance, -2, 2), (distance, 2, 2))
     material = Material("picture", texture=0, cutoff=cutoff)
     return make_scene(corners, uv=QUAD_UV * repeat, materials=(material,), textures=(texture,))

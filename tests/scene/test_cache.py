@@ -7,22 +7,15 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import shoal.scene.sources
 from shoal.errors import ShoalError
-from shoal.scene.cache import (
-    DamagedError,
-    cache_folder,
-    cached,
-    pack_scene,
-    read_arrays,
-    save_arrays,
-    trim,
-    unpack_scene,
-)
+from shoal.scene.cache import DamagedError, cache_folder, cached, read_arrays, save_arrays, trim
 from shoal.scene.load import load_scene
-from shoal.scene.sources import open_scene
+from shoal.scene.pack import pack_scene
+from shoal.scene.sources import expand, open_scene, prepare
 from tests.scene.meshes import FOUR, square_glb
 
 ARRAYS = {"a": np.arange(6, dtype=np.int32).reshape(2, 3), "b": np.zeros((0, 3), np.float32), "c": np.float64([1.5])}
@@ -46,12 +39,9 @@ def chair(tmp_path):
 
 
 def same(a, b) -> bool:
-    """Whether two scenes are equal in every bit."""
-    arrays_a, meta_a = pack_scene(a)
-    arrays_b, meta_b = pack_scene(b)
-    assert arrays_a.keys() == arrays_b.keys()
-    equal = [np.array_equal(arrays_a[k], arrays_b[k]) and arrays_a[k].dtype == arrays_b[k].dtype for k in arrays_a]
-    return all(equal) and meta_a == meta_b and a.materials == b.materials
+    """Whether two packed scenes are equal in every bit."""
+    rest = [(p.name, p.places, p.labels, p.triangles, p.holes, p.notes, p.bounds.tolist()) for p in (a, b)]
+    return rest[0] == rest[1] and torch.equal(a.words.view(torch.int32), b.words.view(torch.int32))
 
 
 @pytest.fixture
@@ -64,18 +54,18 @@ def builds(monkeypatch):
 
 
 def test_the_second_load_is_the_first_and_reads_no_mesh(folder, chair, builds):
-    first = open_scene(str(chair))
-    second = open_scene(str(chair))
+    first = prepare(str(chair))
+    second = prepare(str(chair))
     assert len(builds) == 1
     assert same(first, second)
-    assert same(first, load_scene(chair))
+    assert same(first, pack_scene(load_scene(chair)))
     assert second.notes
     assert len(list(folder.iterdir())) == 1
 
 
 def test_whatever_changes_the_scene_changes_the_entry(folder, chair, builds):
     def count(**settings) -> int:
-        open_scene(str(chair), **settings)
+        prepare(str(chair), **settings)
         return len(builds)
 
     assert count() == 1
@@ -91,23 +81,22 @@ def test_whatever_changes_the_scene_changes_the_entry(folder, chair, builds):
     (chair.parent / "a.mtl").rename(chair.parent / "b.mtl")
     assert count() == 7
     assert count() == 7
-    assert count(cache=False) == 8
 
 
 def test_the_files_of_a_gltf_count_too(folder, tmp_path, builds):
     path = square_glb().save_apart(tmp_path / "a.gltf")
-    open_scene(str(path))
+    prepare(str(path))
     binary = bytearray(path.with_suffix(".bin").read_bytes())
     binary[12:16] = np.float32(9).tobytes()
     path.with_suffix(".bin").write_bytes(binary)
-    assert open_scene(str(path)).bounds[1, 0] == 9
+    assert prepare(str(path)).bounds[1, 0] == 9
     assert len(builds) == 2
 
 
 def test_what_no_face_uses_may_be_missing(folder, chair):
     with (chair.parent / "a.mtl").open("a") as file:
         file.write("newmtl unused\nmap_Kd gone.png\nnewmtl far\nmap_Kd https://example.org/a.png\n")
-    assert same(open_scene(str(chair)), load_scene(chair))
+    assert same(prepare(str(chair)), pack_scene(load_scene(chair)))
 
 
 def test_arrays_come_back_as_they_were(tmp_path):
@@ -144,7 +133,7 @@ def test_any_flipped_or_missing_byte_is_noticed(tmp_path):
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "other"])
 def test_a_damaged_entry_is_made_anew_with_a_warning(folder, chair, damage):
-    first = open_scene(str(chair))
+    first = prepare(str(chair))
     (entry,) = folder.iterdir()
     data = entry.read_bytes()
     if damage == "flip":
@@ -158,9 +147,9 @@ def test_a_damaged_entry_is_made_anew_with_a_warning(folder, chair, damage):
     else:
         entry.write_bytes(data)
     with pytest.warns(UserWarning, match="damaged"):
-        second = open_scene(str(chair))
+        second = prepare(str(chair))
     assert same(first, second)
-    assert same(first, unpack_scene(*read_arrays(entry)))
+    assert same(first, prepare(str(chair)))
 
 
 @pytest.mark.parametrize("kind", ["file", "sealed"])
@@ -171,8 +160,8 @@ def test_a_folder_that_cannot_be_written_only_warns(tmp_path, chair, monkeypatch
         monkeypatch.setattr(os, "replace", lambda *a: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / ("file" if kind == "file" else "sealed")))
     with pytest.warns(UserWarning, match="cannot be written"):
-        scene = open_scene(str(chair))
-    assert len(scene.triangles) == 1
+        scene = prepare(str(chair))
+    assert scene.triangles == 1
     if kind == "sealed":
         monkeypatch.setattr(os, "replace", real)
         assert list((tmp_path / "sealed").iterdir()) == [], "the temporary file is gone"
@@ -181,13 +170,13 @@ def test_a_folder_that_cannot_be_written_only_warns(tmp_path, chair, monkeypatch
 def test_two_processes_write_one_entry_at_once(folder, chair):
     program = (
         "import sys, shoal.scene.cache as c, numpy as np\n"
-        "from shoal.scene.sources import open_scene\n"
+        "from shoal.scene.sources import prepare\n"
         "path = c.cache_folder() / 'shared.safetensors'\n"
         "for i in range(60):\n"
         "    c.save_arrays(path, {'a': np.full(20_000, i)}, {'i': i})\n"
         "    arrays, meta = c.read_arrays(path)\n"
         "    assert (arrays['a'] == meta['i']).all()\n"
-        f"assert len(open_scene({str(chair)!r}).triangles) == 1\n"
+        f"assert (prepare({str(chair)!r}).triangles) == 1\n"
     )
     both = [subprocess.Popen([sys.executable, "-W", "error", "-c", program], env=dict(os.environ)) for _ in range(2)]
     assert [process.wait(60) for process in both] == [0, 0]
@@ -235,7 +224,25 @@ def test_names_that_mean_no_scene(source, words, folder):
         open_scene(source)
 
 
-def test_houses_are_made(monkeypatch):
-    house = pytest.importorskip("shoal.scene.house")
-    monkeypatch.setattr(house, "make_house", lambda seed: f"house {seed}")
-    assert open_scene("house:7") == "house 7"
+def test_houses_are_made_once(folder, monkeypatch):
+    first = prepare("house:7@0")
+    assert open_scene("house:7@0").triangles.shape[0] >= first.triangles > 1000
+    monkeypatch.setattr("shoal.scene.house.make_house", lambda *_, **__: pytest.fail("it is there"))
+    assert same(first, prepare("house:7@0"))
+    with pytest.raises(ShoalError, match="'fine'"):
+        prepare("house:7@fine")
+
+
+def test_several_scenes_at_once(tmp_path, chair):
+    assert expand("house:3-5") == ["house:3", "house:4", "house:5"]
+    assert expand(["house:8@2", str(chair)]) == ["house:8@2", str(chair)]
+    train, test = expand("house:train@0"), expand("house:test@0")
+    assert len(train) + len(test) == 10_000
+    assert not set(train) & set(test)
+    assert expand(str(tmp_path)) == [str(chair)]
+    for bad, words in (("house:5-3", "empty"), ([], "No scene"), (str(tmp_path / "none"), "There is no file")):
+        with pytest.raises(ShoalError, match=words):
+            prepare(expand(bad)[0])
+    (tmp_path / "bare").mkdir()
+    with pytest.raises(ShoalError, match="holds no mesh files"):
+        expand(str(tmp_path / "bare"))

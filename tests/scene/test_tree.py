@@ -38,14 +38,16 @@ def test_every_triangle_once_inside_its_boxes(name, balanced):
                 assert (tree.lower[node, k] > tree.upper[node, k]).all(), "an empty place can be entered"
                 continue
             lower, upper = tree.lower[node, k], tree.upper[node, k]
-            assert (lower >= low).all() and (upper <= high).all()
+            assert (lower >= low).all()
+            assert (upper <= high).all()
             if child >= 0:
                 stack.append((child, lower, upper))
                 continue
             first, count = divmod(-1 - child, 8)
             assert 1 <= count <= LEAF
             inside = corners[tree.order[first : first + count]].reshape(-1, 3)
-            assert (inside >= lower).all() and (inside <= upper).all()
+            assert (inside >= lower).all()
+            assert (inside <= upper).all()
             seen += range(first, first + count)
     assert sorted(seen) == list(range(len(corners)))
     assert visited == len(tree.child)

@@ -1,0 +1,114 @@
+"""The workshop: processes that prepare scenes ahead of their use, and hand them over as files."""
+
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from shoal.scene.cache import DamagedError, read_arrays
+from shoal.scene.pack import Packed
+from shoal.scene.sources import from_arrays
+
+
+class Workshop:
+    """Worker processes that prepare an endless row of scenes, delivered in order whichever is ready first."""
+
+    def __init__(self, sources: Iterator[str], up: str, scale: float, workers: int):
+        self._sources, self._settings = sources, dict(up=up, scale=scale)
+        self._lock = threading.Lock()
+        self._number = itertools.count()
+        self._done: dict[int, Packed | str] = {}
+        self._next = 0
+        self._changed = threading.Condition(self._lock)
+        self._closed = False
+        memory = Path("/dev/shm")
+        self._folder = Path(tempfile.mkdtemp(prefix="shoal-scenes-", dir=memory if memory.is_dir() else None))
+        self._processes: list[subprocess.Popen] = []
+        self._ahead = workers + 1
+        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(workers)]
+        for thread in self._threads:
+            thread.start()
+
+    def take(self, wait: bool = False) -> Packed | str | None:
+        """The next scene, or the reason why it could not be prepared; None if it is not ready."""
+        with self._changed:
+            while wait and self._next not in self._done and not self._closed:
+                self._changed.wait(0.1)
+            outcome = self._done.pop(self._next, None)
+            if outcome is not None:
+                self._next += 1
+                self._changed.notify_all()
+            return outcome
+
+    def close(self) -> None:
+        """End the processes and remove their files."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for process in self._processes:
+            process.kill()
+            process.wait()
+        for thread in self._threads:
+            thread.join()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _start(self) -> subprocess.Popen:
+        # A group of its own: Ctrl-C is for the program, which then ends its workers.
+        return subprocess.Popen(
+            [sys.executable, "-m", "shoal.scene.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
+
+    def _work(self) -> None:
+        """One worker's life, in a thread that only waits for it."""
+        process = None
+        while True:
+            with self._changed:
+                number = next(self._number)
+                while number >= self._next + self._ahead and not self._closed:
+                    self._changed.wait(0.5)
+                if self._closed:
+                    return
+                source = next(self._sources)
+                if process is None:
+                    process = self._start()
+                    self._processes.append(process)
+            outcome = self._ask(process, source, self._folder / f"{number}.safetensors")
+            if process.poll() is not None:
+                with self._lock:
+                    self._processes.remove(process)
+                process = None
+            with self._changed:
+                self._done[number] = outcome
+                self._changed.notify_all()
+
+    def _ask(self, process: subprocess.Popen, source: str, path: Path) -> Packed | str:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(json.dumps({"source": source, "path": str(path), **self._settings}) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+            answer = json.loads(line) if line else {}
+            if not line:
+                code = process.wait()
+                return f"{source} could not be prepared: its process ended with code {code}."
+            if "error" in answer:
+                return answer["error"]
+            return from_arrays(*read_arrays(path))
+        except (OSError, ValueError, DamagedError) as error:
+            process.kill()
+            process.wait()
+            return f"{source} could not be prepared: {error}."
+        finally:
+            path.unlink(missing_ok=True)
