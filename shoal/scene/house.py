@@ -12,7 +12,7 @@ from shoal.scene import house_decor, house_fixtures, house_furniture
 from shoal.scene.house_layout import furnish
 from shoal.scene.house_plan import Plan
 from shoal.scene.house_plan import house_plan as _plan
-from shoal.scene.house_shapes import Mesh
+from shoal.scene.house_shapes import Mesh, normals
 from shoal.scene.house_shell import door_leaf, shell
 from shoal.scene.house_space import Item
 from shoal.scene.house_style import Style, Taste, house_taste
@@ -108,12 +108,12 @@ def make_house(seed: int, detail: float = 1.0) -> Scene:
     """House `seed` as a scene: detail 0 has a few thousand triangles, 1 about 150,000, 2 over 300,000, 3 the most."""
     if not 0.0 <= detail <= 4.0:
         raise ShoalError(f"The detail of a house must be from 0 to 4, not {detail!r}; 1 is usual.")
-    plan = house_plan(seed)
+    seed = _checked(seed)
+    plan = _plan(seed)
     items = furnish(plan)
     fine = _fineness(detail, plan.area)
     rng = _stream(seed, 3)
     taste = house_taste(rng)
-    materials, textures = house_materials(rng)
     parts = shell(plan, rng, fine)
     made: dict[tuple, Mesh] = {}
     for item in items:
@@ -121,7 +121,7 @@ def make_house(seed: int, detail: float = 1.0) -> Scene:
         if key not in made:
             made[key] = _made(item, fine, taste)
         parts.append((KINDS[item.kind][1], made[key].moved((item.x, item.y, item.z), item.yaw)))
-    return check_scene(_assembled(f"house:{seed}", parts, materials, textures))
+    return check_scene(_assembled(seed, parts))
 
 
 def _checked(seed: int) -> int:
@@ -144,7 +144,7 @@ def _made(item: Item, fine: float, taste: Taste) -> Mesh:
     return KINDS[item.kind][0](item.size, Style(_stream(item.style, 1 << 32), fine, taste))
 
 
-def _assembled(name: str, parts: list[tuple[str, Mesh]], materials, textures) -> Scene:
+def _assembled(seed: int, parts: list[tuple[str, Mesh]]) -> Scene:
     counts = [len(mesh.triangles) for _, mesh in parts]
     starts = np.cumsum([0] + [len(mesh.vertices) for _, mesh in parts[:-1]]).astype(np.int32)
     look = np.concatenate([mesh.look for _, mesh in parts])
@@ -156,12 +156,13 @@ def _assembled(name: str, parts: list[tuple[str, Mesh]], materials, textures) ->
     uv = np.concatenate([mesh.uv for _, mesh in parts]) * scale[look][:, None, None]
     semantic = np.repeat([LABELS.index(label) for label, _ in parts], counts)
     instance = np.repeat(np.arange(1, len(parts) + 1), counts)
-    normal = _normals(vertices[triangles])
+    normal = normals(vertices[triangles])
     # Where a grid runs into a point, triangles have no area; nothing can see them.
     keep = np.einsum("td,td->t", normal, normal) > 1e-16
     triangles, look = triangles[keep].astype(np.int32), look[keep].astype(np.int32)
+    materials, textures = house_materials(seed, np.unique(look).tolist())
     return Scene(
-        name=name,
+        name=f"house:{seed}",
         vertices=vertices,
         triangles=triangles,
         uv=uv[keep],
@@ -173,12 +174,6 @@ def _assembled(name: str, parts: list[tuple[str, Mesh]], materials, textures) ->
         textures=textures,
         labels=LABELS,
     )
-
-
-def _normals(corners: np.ndarray) -> np.ndarray:
-    """float32 [T, 3]: across each triangle, twice its area long. np.cross takes four times as long."""
-    a, b = corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]
-    return np.stack([a[:, k - 2] * b[:, k - 1] - a[:, k - 1] * b[:, k - 2] for k in range(3)], -1)
 
 
 def _lit(corners: np.ndarray, normal: np.ndarray, tint: np.ndarray, look: np.ndarray) -> np.ndarray:

@@ -109,20 +109,16 @@ def plant(size: Size, style: Style) -> Mesh:
     shape, pot, green = style.pick(3), _POTS[style.pick(4)], _GREENS[style.pick(4)]
     tall = min(0.32, 0.35 * h)
     wide = min(0.17, 0.42 * w)
-    profile = [
-        (0, 0),
-        (0.72 * wide, 0),
-        (0.9 * wide, 0.7 * tall),
-        (wide, 0.8 * tall),
-        (wide, tall),
-        (0.88 * wide, tall),
-    ]
-    parts = [lathe([*profile, (0.86 * wide, 0.9 * tall), (0, 0.9 * tall)], style.n(26, 6), Look.PLAIN, pot)]
-    parts.append(lathe([(0.85 * wide, 0.91 * tall), (0, 0.93 * tall)], style.n(16, 6), Look.PLAIN, _SOIL))
+    outside = [(0, 0), (0.72 * wide, 0), (0.9 * wide, 0.7 * tall), (wide, 0.8 * tall), (wide, tall)]
+    inside = [(0.88 * wide, tall), (0.86 * wide, 0.9 * tall)]
+    if style.fine < 0.1:
+        outside, inside = [outside[1], outside[-1]], []
+    parts = [lathe([*outside, *inside], style.n(26, 6), Look.PLAIN, pot)]
+    parts.append(lathe([(0.86 * wide, 0.9 * tall), (0, 0.93 * tall)], style.n(16, 6), Look.PLAIN, _SOIL))
     rng = style.rng
     reach = w / 2 - 0.02
     if shape == 0:
-        count = style.n(46, 7)
+        count = style.n(46, 5)
         yaw = np.arange(count) * 2.39996
         rise = rng.uniform(0.75, 1.4, count)
         length = (h - tall) * rng.uniform(0.6, 0.95, count) * np.sin(rise)
@@ -141,7 +137,7 @@ def plant(size: Size, style: Style) -> Mesh:
             path[:, :2] += t**2 * spread * np.array([np.cos(angle), np.sin(angle)])
             parts.append(tube(path, 0.012 if stems > 1 else 0.022, style.n(8, 4), Look.WOOD, (0.5, 0.38, 0.26)))
             tops.append(path[-1])
-        per = style.n(26 if stems > 1 else 130, 3 if stems > 1 else 12)
+        per = style.n(26 if stems > 1 else 130, 2 if stems > 1 else 9)
         count = per * stems
         yaw = rng.uniform(0, 2 * np.pi, count)
         rise = rng.uniform(0.1, 1.2, count)
@@ -212,6 +208,8 @@ def picture(size: Size, style: Style) -> Mesh:
 
 
 def _rim(w: float, d: float, h: float, thick: float, tint: Colour, fine: float) -> list[Mesh]:
+    if fine < 0.1:
+        return [box((w, 0.3 * d, h), (0, -0.35 * d, h / 2), Look.WOOD, tint)]
     parts = [box((w, d, thick), (0, 0, z), Look.WOOD, tint, 0.008, fine) for z in (thick / 2, h - thick / 2)]
     side = (thick, d * 0.96, h - 0.002)
     return parts + [box(side, (s * (w / 2 - thick / 2), 0, h / 2), Look.WOOD, tint, 0.008, fine) for s in (-1, 1)]

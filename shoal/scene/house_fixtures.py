@@ -184,7 +184,7 @@ def basin(size: Size, style: Style) -> Mesh:
     w, d, h = size
     wood = style.wood()
     body = _carcass((w - 0.04, d - 0.04, h - 0.14), style, wood, 1, 2, legs=True)
-    n, m = style.n(12, 4), style.n(32, 8)
+    n, m = style.n(12, 4), 8 * style.n(4)  # Multiples of 8 meet the corners of the square rim.
     t, angle = np.linspace(0, 1, n)[:, None], np.linspace(0, 2 * np.pi, m + 1)[None]
     bowl = np.stack(
         np.broadcast_arrays(
@@ -208,20 +208,19 @@ def bathtub(size: Size, style: Style) -> Mesh:
     """A tub with a rounded inside, an apron and a tap."""
     w, d, h = size
     style.pick(2)
-    n, m = style.n(14, 4), style.n(48, 12)
+    low = 0.22  # Higher than a step, so that nobody's floor is in there.
+    n, m = style.n(14, 4), 8 * style.n(6)
     t, angle = np.linspace(0, 1, n)[:, None], np.linspace(0, 2 * np.pi, m + 1)[None]
     ray = np.sign(np.cos(angle)) * np.abs(np.cos(angle)) ** 0.5, np.sign(np.sin(angle)) * np.abs(np.sin(angle)) ** 0.5
     scale = 0.8 + 0.2 * t**0.7
     inside = np.stack(
-        np.broadcast_arrays(
-            (w / 2 - 0.07) * scale * ray[0], (d / 2 - 0.07) * scale * ray[1], 0.14 + (h - 0.14) * t**1.6
-        ),
+        np.broadcast_arrays((w / 2 - 0.07) * scale * ray[0], (d / 2 - 0.07) * scale * ray[1], low + (h - low) * t**1.6),
         -1,
     )
     square = np.stack([np.cos(angle[0]), np.sin(angle[0])], -1)
     square = square / np.abs(square).max(1, keepdims=True) * [w / 2, d / 2]
     edge = np.column_stack([square, np.full(m + 1, h)])
-    middle = np.broadcast_to(np.array([0, 0, 0.14]), inside[0].shape)
+    middle = np.broadcast_to(np.array([0, 0, low]), inside[0].shape)
     parts = [sheet(np.concatenate([middle[None], inside]), Look.PLAIN, shade(_ENAMEL, 0.97))]
     parts.append(sheet(np.stack([inside[-1], edge, edge * [1, 1, 0]]), Look.PLAIN, _ENAMEL))
     tap = _tap(style, 0.14, 0.16).moved((0, 0, 0), -np.pi / 2)

@@ -213,7 +213,7 @@ def bed(size: Size, style: Style) -> Mesh:
 def _blanket(w: float, d: float, style: Style, cloth: Colour, wave: np.ndarray) -> Mesh:
     m, n = style.n(44, 5), style.n(44, 4)
     # Across: down one side, over the bed, down the other; the parameter is the length of cloth in metres.
-    drop, top = 0.2, 0.525
+    drop, top = 0.16, 0.525
     s = np.linspace(-(w / 2 + drop), w / 2 + drop, m)
     s = np.sort(np.concatenate([s[1:-1], [-(w / 2 + drop), w / 2 + drop, -w / 2 + 0.01, w / 2 - 0.01]]))
     over = np.clip(np.abs(s) - (w / 2 - 0.01), 0, None)
@@ -252,6 +252,8 @@ def _carcass(
         for c in range(columns)
     ]
     parts.append(copies(face, centres))
+    if fine < 0.1:
+        return join(parts)
     tall = high > 1.2 * wide
     if knob == 0 or fine < 0.3:
         shape = [(0.006, 0), (0.006, 0.006), (0.012, 0.009), (0.011, 0.013), (0, 0.014)]
@@ -319,7 +321,7 @@ def _frame(size: Size, look: Look, tint: Colour, count: int, fine: float) -> tup
 def _books(width: float, depth: float, floors: list[float], room: float, style: Style) -> Mesh:
     """Rows of books on shelves at these heights; when coarse a row is a few blocks."""
     rng = style.rng
-    thick = 0.032 if style.fine > 0.3 else 0.3
+    thick = 0.032 if style.fine > 0.3 else 0.4 * width
     per_row = int(width * 0.93 / thick)
     count = per_row * len(floors)
     wide = rng.uniform(0.7, 1.25, count) * thick

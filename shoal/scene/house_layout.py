@@ -371,11 +371,12 @@ def _study(space: Space, zone: Zone) -> None:
 
 def _bath(space: Space, zone: Zone) -> None:
     rng = space.rng
-    tub = rng.random() < 0.6 and space.against(zone, "bathtub", (1.65, 0.74, 0.56), ahead=0.4, corner=1.5)
-    if not tub:
-        space.against(zone, "shower", (0.88, 0.88, 2.05), ahead=0.3, corner=2.0) or space.against(
-            zone, "shower", (0.8, 0.8, 2.05), ahead=0.1, corner=2.0
-        )
+    corner: list[tuple] = [("shower", (0.88, 0.88, 2.05), 0.3), ("shower", (0.8, 0.8, 2.05), 0.1)]
+    if rng.random() < 0.6:
+        corner.insert(0, ("bathtub", (1.65, 0.74, 0.56), 0.4))
+    for kind, size, ahead in corner:
+        if space.against(zone, kind, size, ahead=ahead, corner=1.5):
+            break
     space.against(zone, "toilet", (0.38, 0.66, 0.8), ahead=0.35, gap=0.12)
     basin = None
     for wide in (float(rng.choice([0.7, 0.9, 1.1])), 0.55):

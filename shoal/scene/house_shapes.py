@@ -221,11 +221,17 @@ def cushion(size: Sequence[float], centre: Sequence[float], fine: float, look: L
 def moulding(profile, start: Sequence[float], end: Sequence[float], look: Look, tint: Colour) -> Mesh:
     """A strip with the `profile` [N, 2] (away from the wall, up) from `start` to `end`, left of that way."""
     profile = np.asarray(profile, np.float32)
-    start, end = np.asarray(start, np.float32), np.asarray(end, np.float32)
-    along = (end - start) / np.linalg.norm(end - start)
+    first, last = np.asarray(start, np.float32), np.asarray(end, np.float32)
+    along = (last - first) / np.linalg.norm(last - first)
     left = np.array([-along[1], along[0], 0.0], np.float32)
     offset = profile[:, :1] * left + profile[:, 1:] * np.array([0, 0, 1], np.float32)
-    return sheet(np.stack([start + offset, end + offset], 1), look, tint)
+    return sheet(np.stack([first + offset, last + offset], 1), look, tint)
+
+
+def normals(corners: np.ndarray) -> np.ndarray:
+    """float32 [T, 3]: across each triangle, twice its area long. np.cross takes four times as long."""
+    a, b = corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]
+    return np.stack([a[:, k - 2] * b[:, k - 1] - a[:, k - 1] * b[:, k - 2] for k in range(3)], -1)
 
 
 _CORNERS = np.array([(x, y, z) for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], np.float32)
@@ -272,8 +278,7 @@ def _lattice(rows: int, columns: int, closed: bool) -> np.ndarray:
 
 
 def _wrapped(vertices: np.ndarray, corners: np.ndarray, grain: bool) -> np.ndarray:
-    normal = np.abs(np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]))
-    axis = normal.argmax(1)
+    axis = np.abs(normals(corners)).argmax(1)
     first = np.where(axis == 0, 1, 0)
     second = np.where(axis == 2, 1, 2)
     if grain:

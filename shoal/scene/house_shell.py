@@ -166,7 +166,7 @@ def _skirting(plan: Plan, wall: Wall, trim: Colour, fine: float, finish: Finish)
     if finish.wall != Look.WALL_TILES:
         t = np.linspace(0, np.pi / 2, steps(fine, 5, 2))
         profile = np.stack([0.014 * np.sin(t), 0.075 + 0.02 * np.cos(t)], -1)
-        profile = np.concatenate([[(0.0, 0.095)], profile, [(0.014, 0.0)]])
+        profile = np.concatenate([[(0.0, 0.095)], profile if fine > 0.1 else profile[-1:], [(0.014, 0.0)]])
         for low, high in _stretches(plan, wall, 0.07):
             strips.append(moulding(profile, *_ends(wall, low, high, 0.0), Look.PLAIN, trim))
     if finish.cornice and fine > 0.3:
@@ -216,7 +216,7 @@ def _doorway(o: Opening, trim: Colour, fine: float) -> Mesh:
     for u in (o.low + LINING / 2, o.high - LINING / 2):
         parts.append(box((LINING, depth, height), (u, middle, height / 2), Look.WOOD, trim))
     parts.append(box((wide, depth, LINING), (centre, middle, o.top - LINING / 2), Look.WOOD, trim))
-    for y in (-back - 0.008, front + 0.008):
+    for y in (-back - 0.008, front + 0.008) if fine > 0.1 else ():
         for u in (o.low - 0.03, o.high + 0.03):
             parts.append(box((0.07, 0.016, o.top + 0.03), (u, y, (o.top + 0.03) / 2), Look.WOOD, trim, 0.006, fine))
         parts.append(box((wide + 0.14, 0.02, 0.07), (centre, y, o.top + 0.035), Look.WOOD, trim, 0.006, fine))

@@ -11,8 +11,9 @@ from shoal.scene.house_sketch import Rect
 
 CELL = 0.1
 """Metres: the grid on which ways through a room are searched."""
-REACH = 0.26
-"""Half the side of the square that must pass everywhere, metres; people (radius 0.2) pass where it does."""
+REACHES = (0.26, 0.18)
+"""Halves of the sides of squares that must pass everywhere, metres: people (radius 0.2) pass where the first does, and
+the second finds the nooks that only they could stand in."""
 LOST = 0.06
 """Square metres of free floor that furniture may cut off in one room."""
 DOORWAY = 0.85
@@ -89,35 +90,42 @@ class Space:
         x1, y1 = rects[:, 2].max(), rects[:, 3].max()
         self.grid_x = np.arange(x0 + CELL / 2, x1, CELL)
         self.grid_y = np.arange(y0 + CELL / 2, y1, CELL)
+        self.free = [self._inside(reach) for reach in REACHES]
+
+    def _inside(self, reach: float) -> np.ndarray:
+        """The cells where a square of this half side lies between the walls."""
         free = np.ones((len(self.grid_x), len(self.grid_y)), bool)
-        for dx in (-REACH, 0, REACH):
-            for dy in (-REACH, 0, REACH):
+        for dx in (-reach, 0, reach):
+            for dy in (-reach, 0, reach):
                 inside = np.zeros_like(free)
                 for a, b, c, d in self.room.rects:
                     in_x = (self.grid_x + dx >= a) & (self.grid_x + dx <= c)
                     in_y = (self.grid_y + dy >= b) & (self.grid_y + dy <= d)
                     inside |= in_x[:, None] & in_y[None]
                 free &= inside
-        self.free = free
-
-    def _without(self, rects: Iterable[Rect]) -> np.ndarray:
-        free = self.free.copy()
-        for x0, y0, x1, y1 in rects:
-            i0, i1 = np.searchsorted(self.grid_x, (x0 - REACH, x1 + REACH))
-            j0, j1 = np.searchsorted(self.grid_y, (y0 - REACH, y1 + REACH))
-            free[i0:i1, j0:j1] = False
         return free
 
     def open_with(self, rects: Iterable[Rect]) -> bool:
         """Whether all doors, and nearly all free floor, stay connected when these rectangles are filled."""
-        free = self._without([*self.blocked, *rects])
-        spots = [
-            (int((x - self.grid_x[0]) / CELL + 0.5), int((y - self.grid_y[0]) / CELL + 0.5)) for x, y in self.entries
-        ]
-        if not all(free[spot] for spot in spots):
-            return False
-        seen = _flood(free, spots[0]) if spots else free
-        return all(seen[spot] for spot in spots) and (free.sum() - seen.sum()) * CELL**2 <= LOST
+        filled = [*self.blocked, *rects]
+        left, low = self.grid_x[0], self.grid_y[0]
+        spots = [(int((x - left) / CELL + 0.5), int((y - low) / CELL + 0.5)) for x, y in self.entries]
+        for free, reach in zip(self.free, REACHES, strict=True):
+            free = free.copy()
+            for x0, y0, x1, y1 in filled:
+                i0, i1 = np.searchsorted(self.grid_x, (x0 - reach, x1 + reach))
+                j0, j1 = np.searchsorted(self.grid_y, (y0 - reach, y1 + reach))
+                free[i0:i1, j0:j1] = False
+            if not all(free[spot] for spot in spots):
+                return False
+            numbers = regions(free)
+            home = numbers[spots[0]]
+            if (
+                any(numbers[spot] != home for spot in spots)
+                or ((numbers > 0) & (numbers != home)).sum() * CELL**2 > LOST
+            ):
+                return False
+        return True
 
     def fits(self, rects: np.ndarray, gap: float = 0.0, ignore: Iterable[Rect] = ()) -> np.ndarray:
         """Which of the rectangles [N, 4] lie in the room, off everything that stands and off the doorways."""
@@ -273,33 +281,21 @@ def _overlap(rects: np.ndarray, other: np.ndarray) -> np.ndarray:
     return np.clip(wide, 0, None) * np.clip(deep, 0, None)
 
 
-def _flood(free: np.ndarray, start: tuple[int, int]) -> np.ndarray:
-    """The free cells that can be reached from `start`. Each row is one integer, so a row is filled in a few steps."""
-    width = free.shape[1]
-    size = (width + 7) // 8
-    rows = [int.from_bytes(row.tobytes(), "little") for row in np.packbits(free, axis=1, bitorder="little")]
-    seen = [0] * len(rows)
-    seen[start[0]] = _along(1 << start[1], rows[start[0]], width)
-    changed = True
-    while changed:
-        changed = False
-        for order in (range(1, len(rows)), range(len(rows) - 2, -1, -1)):
-            step = 1 if order.step > 0 else -1
-            for k in order:
-                new = seen[k - step] & rows[k] & ~seen[k]
-                if new:
-                    seen[k] = _along(seen[k] | new, rows[k], width)
-                    changed = True
-    packed = np.frombuffer(b"".join(row.to_bytes(size, "little") for row in seen), np.uint8).reshape(-1, size)
-    return np.unpackbits(packed, axis=1, count=width, bitorder="little").astype(bool)
+def regions(free: np.ndarray) -> np.ndarray:
+    """int [X, Y]: equal positive numbers where cells are connected, 0 where they are not free."""
+    edges = np.diff(np.pad(free, ((0, 0), (1, 1))).astype(np.int8), axis=1)
+    row, start = np.nonzero(edges == 1)
+    end = np.nonzero(edges == -1)[1]
+    touch = (row[:, None] + 1 == row) & (start[:, None] < end) & (start < end[:, None])
+    parent = list(range(len(row)))
 
+    def root(k: int) -> int:
+        while parent[k] != k:
+            parent[k] = k = parent[parent[k]]
+        return k
 
-def _along(seed: int, free: int, width: int) -> int:
-    """The seed spread through the runs of ones that it touches."""
-    for shift in (int.__lshift__, int.__rshift__):
-        way, k = free, 1
-        while k < width:
-            seed |= shift(seed, k) & way
-            way &= shift(way, k)
-            k *= 2
-    return seed
+    for a, b in np.argwhere(touch).tolist():
+        parent[root(a)] = root(b)
+    numbers = np.zeros(free.shape, np.int32)
+    numbers[free] = np.repeat(np.array([root(k) + 1 for k in parent], np.int32), end - start)
+    return numbers

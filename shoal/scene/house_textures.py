@@ -3,6 +3,7 @@
 A texture is grey to pale; the colour comes from the tint of each triangle, so that one texture serves many objects.
 """
 
+from collections.abc import Collection
 from enum import IntEnum
 from functools import lru_cache
 
@@ -54,8 +55,8 @@ SIZE = {
 """Metres that one repeat of a texture covers; a look without an entry is a picture and has no scale."""
 
 
-def house_materials(rng: np.random.Generator) -> tuple[tuple[Material, ...], tuple[np.ndarray, ...]]:
-    """The materials of one house, in the order of `Look`, and their textures (uint8 [size, size, 4])."""
+def house_materials(seed: int, used: Collection[int]) -> tuple[tuple[Material, ...], tuple[np.ndarray, ...]]:
+    """The materials of a house, in the order of `Look`, and textures (uint8 [size, size, 4]) for those in use."""
     painters = {
         Look.WOOD: _wood,
         Look.PLANKS: _planks,
@@ -80,14 +81,16 @@ def house_materials(rng: np.random.Generator) -> tuple[tuple[Material, ...], tup
     materials, textures = [], []
     for look in Look:
         name = look.name.lower()
-        if look not in painters:
+        if look not in painters or look not in used:
             materials.append(Material(name))
             continue
-        picture = np.clip(painters[look](rng), 0.0, 1.0)
-        if picture.shape[-1] == 3:
-            picture = np.concatenate([picture, np.ones((*picture.shape[:2], 1))], -1)
+        # Each has its own stream: which others are painted does not matter. Those below 64 draw plans and shells.
+        rng = np.random.Generator(np.random.Philox(key=np.array([seed, 64 + look], np.uint64)))
+        picture = painters[look](rng)
+        pixels = np.full((*picture.shape[:2], 4), 255, np.uint8)
+        pixels[..., : picture.shape[-1]] = np.clip(picture * 255 + 0.5, 0, 255)
         materials.append(Material(name, texture=len(textures), cutoff=0.5 if look == Look.LEAF else 0.0))
-        textures.append((picture * 255 + 0.5).astype(np.uint8))
+        textures.append(pixels)
     return tuple(materials), tuple(textures)
 
 
@@ -95,7 +98,7 @@ def noise(rng: np.random.Generator, size: int, roughness: float = 1.5, stretch: 
     """Tileable clouds [size, size], mean 0, deviation 1; `stretch` draws them out along rows and columns."""
     weight = _spectrum(size, roughness, stretch)
     cloud = np.fft.irfft2(weight * np.exp(2j * np.pi * rng.random(weight.shape)), s=(size, size))
-    return cloud / (cloud.std() + 1e-9)
+    return (cloud / (cloud.std() + 1e-9)).astype(np.float32)
 
 
 @lru_cache
@@ -108,12 +111,12 @@ def _spectrum(size: int, roughness: float, stretch: tuple[float, float]) -> np.n
 
 
 def _tinted(value: np.ndarray, colour=(1.0, 1.0, 1.0)) -> np.ndarray:
-    return value[..., None] * np.asarray(colour)
+    return value[..., None] * np.asarray(colour, np.float32)
 
 
 def _grid(size: int) -> tuple[np.ndarray, np.ndarray]:
     """Row and column of each pixel as fractions, row 0 at the bottom edge so that v points up."""
-    place = (np.arange(size) + 0.5) / size
+    place = ((np.arange(size) + 0.5) / size).astype(np.float32)
     return np.broadcast_to(place[::-1, None], (size, size)), np.broadcast_to(place[None], (size, size))
 
 
@@ -161,11 +164,11 @@ def _parquet(rng):
 
 
 def _tiles(rng):
-    size, cells = 256, 4
+    size, cells = 128, 4
     v, u = _grid(size)
     shade = 0.9 + 0.06 * (rng.random((cells, cells)) - 0.5)
     shade = shade[(v * cells).astype(int), (u * cells).astype(int)] + 0.02 * noise(rng, size, 1.6)
-    gaps = np.maximum(_joint(v, cells, 0.012), _joint(u, cells, 0.012))
+    gaps = np.maximum(_joint(v, cells, 0.02), _joint(u, cells, 0.02))
     return _tinted(shade * (1 - 0.3 * gaps))
 
 
@@ -217,7 +220,7 @@ def _wall_tiles(rng):
 
 
 def _brick(rng):
-    size, rows, per_row = 256, 12, 4
+    size, rows, per_row = 128, 12, 4
     v, u = _grid(size)
     row = (v * rows).astype(int)
     moved = (u + 0.5 / per_row * (row % 2)) % 1.0
