@@ -1,9 +1,11 @@
 """Native batches: vector environments that step many envs in C++ or NumPy at once, behind the interface of engines."""
 
+import os
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from typing import Any
+from contextlib import suppress
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -11,6 +13,8 @@ from shoal.errors import ShoalError
 from shoal.host.engines import Engine
 from shoal.host.envs import SINGLE
 from shoal.host.memory import HOLD, RESET, STEP, SharedArrays
+
+Made = TypeVar("Made")
 
 SAME_STEP, NEXT_STEP, DISABLED = "SameStep", "NextStep", "Disabled"
 """When a vector env begins a new episode: in the step that ended one, in the step after it, or when told to."""
@@ -162,3 +166,20 @@ class Native(Engine):
 def pack_seeds(seed: int, first_env: int, count: int) -> np.ndarray:
     """A seed for every env that depends on the run's seed and the env's number alone."""
     return (np.int64(seed) * 1_000_003 + np.arange(first_env, first_env + count)) % 2**31
+
+
+def giving_way(make: Callable[[], Made]) -> Made:
+    """What `make` makes; the threads that it starts give way to all others, where the system allows that.
+
+    Whoever serves threads that keep all cores busy wakes up for tenths of a millisecond at a time. Among equals it gets
+    a core when somebody's time slice is over, milliseconds later: about a step of all envs.
+    """
+
+    def run() -> Made:
+        if hasattr(os, "SCHED_IDLE"):
+            with suppress(OSError):
+                os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # this thread, and those that it starts
+        return make()
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(run).result()

@@ -16,7 +16,7 @@ ATARI: dict[str, dict[str, Any]] = {
         entropy=0.01,
     ),
     "cpu": dict(num_envs=16),
-    "gpu": dict(num_envs=64),
+    "gpu": dict(num_envs=64, world=dict(schedule="alternating")),
     "ppo": dict(epochs=4, minibatches=8, clip=0.2),
     "a2c": dict(rollout=8, lr=7e-4),
 }

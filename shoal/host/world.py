@@ -18,7 +18,7 @@ from shoal.host.config import HostConfig, Schedule
 from shoal.host.engines import Engine, Processes, Serial, share_out, split
 from shoal.host.envs import Team, layout_of, teams_of
 from shoal.host.memory import HOLD, RESET, RESTART, STEP, SharedArrays
-from shoal.host.native import NEXT_STEP, Native, VectorBatch, pack_seeds
+from shoal.host.native import NEXT_STEP, Native, VectorBatch, giving_way, pack_seeds
 from shoal.host.sources import Source, gym_spec
 from shoal.host.spaces import action_space, observation_space
 
@@ -221,7 +221,14 @@ class HostWorld(World):
         threads = self.config.workers or cores()
         if self.repeat > 1:
             raise ShoalError("--action-repeat does not work with a native batch; use --batch processes.")
-        return Native([self._make_batch(rows, threads) for rows in split(self.num_envs, self._turns)], threads)
+        parts = split(self.num_envs, self._turns)
+
+        def make() -> list[VectorBatch]:
+            return [self._make_batch(rows, threads) for rows in parts]
+
+        # While one part acts, the others keep all cores busy. Not where acting itself needs the cores.
+        gives_way = len(parts) > 1 and self.device.type == "cuda"
+        return Native(giving_way(make) if gives_way else make(), threads)
 
     def _make_batch(self, rows: slice, threads: int) -> VectorBatch:
         return VectorBatch(self.make_vector(rows.stop - rows.start, threads), rows, self._arrays)

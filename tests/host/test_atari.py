@@ -1,9 +1,11 @@
+import os
+
 import numpy as np
 import pytest
 import torch
 
 from shoal.errors import ShoalError
-from shoal.host.native import pack_seeds
+from shoal.host.native import giving_way, pack_seeds
 from shoal.run.config import make_job
 from shoal.run.trainer import Trainer
 from shoal.worlds import world_class
@@ -86,3 +88,14 @@ def test_bad_settings_are_refused():
     ):
         with pytest.raises(ShoalError, match=told):
             config(**bad)
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="a way of Linux")
+def test_threads_of_games_give_way_and_this_one_does_not():
+    before = set(os.listdir("/proc/self/task"))
+    vector = giving_way(lambda: vector_env.AtariVectorEnv("pong", 2, num_threads=2))
+    started = set(os.listdir("/proc/self/task")) - before
+    assert len(started) >= 2
+    assert {os.sched_getscheduler(int(thread)) for thread in started} == {os.SCHED_IDLE}
+    assert os.sched_getscheduler(0) != os.SCHED_IDLE
+    vector.close()
