@@ -40,7 +40,8 @@ def _leaves(plan: Plan, spaces: list[Space], rng: np.random.Generator) -> None:
         # A leaf is 4 cm thick; with the knobs on both sides it takes 17 cm.
         size, yaw = (0.17, width, door.top - 0.02), facing(wall)
         rect = np.array([Item("door_leaf", size, x, y, 0.0, yaw, style, 0).rect])
-        kept, space.kept = space.kept, [kept for kept in space.kept if not _within(kept, x, y)]
+        kept = space.kept
+        space.kept = {other: rect for other, rect in kept.items() if other != door}
         fit = space.fits(rect)[0] and space.open_with(rect.tolist())
         space.kept = kept
         if fit:

@@ -24,13 +24,13 @@ def sketch(rng: np.random.Generator) -> list[Space] | None:
     """Rooms that tile a house, or None where this draw did not work out."""
     kinds = _programme(rng)
     draw = rng.random()
-    if len(kinds) >= 7 and draw < 0.4:
-        spaces = _angle(rng, kinds)
-    elif draw < 0.72:
-        spaces = _spine(rng, kinds)
-    else:
-        spaces = _around(rng, kinds)
-    return None if spaces is None else _mirrored(rng, spaces)
+    shape = _around if draw > 0.75 else (_angle if len(kinds) >= 7 and draw < 0.35 else _spine)
+    # Several tries at one idea: else the shapes that seldom work out would be rarer than they are drawn.
+    for _ in range(60):
+        spaces = shape(rng, kinds)
+        if spaces is not None:
+            return _mirrored(rng, spaces)
+    return None
 
 
 def _snap(value: float) -> float:
@@ -77,7 +77,7 @@ def _row(
         for kind, a, b in zip(column, edges[:-1], edges[1:], strict=True):
             if min(width, b - a) < NARROWEST[kind] - 1e-6 or max(width, b - a) > 7.8:
                 return None
-            if width * (b - a) > 2.1 * AREA[kind][1]:
+            if width * (b - a) > 1.6 * AREA[kind][1]:
                 return None
             spaces.append((kind, [_rect(axis, start, end, near + outer * a, near + outer * b)]))
     return spaces

@@ -64,12 +64,12 @@ class Space:
         self.items: list[Item] = []
         self.blocked: list[Rect] = []
         self.hung: list[tuple[Wall, float, float, float, float]] = []
-        self.kept: list[Rect] = []
+        self.kept: dict[Opening, Rect] = {}
         self.entries: list[tuple[float, float]] = []
         for wall in self.walls:
             for o in self.holes[wall]:
                 if o.kind != "window":
-                    self.kept.append(_strip(wall, o.low - 0.05, o.high + 0.05, DOORWAY))
+                    self.kept[o] = _strip(wall, o.low - 0.05, o.high + 0.05, DOORWAY)
                     x0, y0, x1, y1 = _strip(wall, o.low, o.high, 0.7)
                     self.entries.append(((x0 + x1) / 2, (y0 + y1) / 2))
         self._draw_grid()
@@ -136,7 +136,7 @@ class Space:
         for other in self.blocked:
             if other not in ignored:
                 fit &= _overlap(rects, np.array(other) + np.array([-gap, -gap, gap, gap])) < 1e-6
-        for door in self.kept:
+        for door in self.kept.values():
             fit &= _overlap(rects, np.array(door)) < 1e-6
         return fit
 
