@@ -19,6 +19,9 @@ Train reinforcement-learning agents at the speed of the hardware.
   shoal record RUN      write a video of a run's policy, or one picture of many envs
   shoal plot RUN        write the learning curve as a picture
   shoal bench WORLD     measure steps per second, stepping, rollout only and end to end
+  shoal bench render    measure images per second
+  shoal scene info SCENE      what a 3-D scene holds: house:SEED or a .glb, .gltf, .obj, .ply file
+  shoal scene render SCENE    a picture of many views of it, in colour and depth
   shoal check WORLD     look for mistakes in a world of your own
   shoal list            the worlds there are
 
@@ -133,10 +136,75 @@ def _plot(words: list[str]) -> int:
 
 
 def _bench(words: list[str]) -> int:
+    if words[:1] == ["render"]:
+        from shoal.run.bench_render import bench_render_command
+
+        return bench_render_command(words[1:])
     world, flags = _world(words, "bench")
     from shoal.run.bench import bench_command
 
     return bench_command(world, flags)
+
+
+def _scene(words: list[str]) -> int:
+    from shoal.errors import ShoalError, unknown
+
+    parts = {"info": _scene_info, "render": _scene_render}
+    if not words or words[0] in ("-h", "--help"):
+        print("usage: shoal scene info SCENE ... | shoal scene render SCENE ...\n")
+        print("SCENE is house:SEED, house:SEED@DETAIL, or the path of a .glb, .gltf, .obj or .ply file.")
+        return 0
+    if words[0] not in parts:
+        raise unknown("command", f"scene {words[0]}", [f"scene {part}" for part in parts])
+    try:
+        return parts[words[0]](words[1:])
+    except MemoryError:
+        raise ShoalError("There is not enough memory for this scene.") from None
+
+
+def _scene_arguments(parser) -> None:
+    parser.add_argument(
+        "scene", metavar="SCENE", help="house:SEED, house:SEED@DETAIL, or a .glb, .gltf, .obj, .ply file"
+    )
+    parser.add_argument("--up", default="auto", choices=["auto", "x", "y", "z"], help="the file's upward axis")
+    parser.add_argument("--scale", type=float, default=1.0, help="metres per unit of the file (0.01: centimetres)")
+
+
+def _scene_info(words: list[str]) -> int:
+    parser = _parser("scene info", "What a scene holds: size, triangles, materials, textures, labels, memory.")
+    _scene_arguments(parser)
+    options = parser.parse_args(words)
+    from shoal.scene.info import scene_info
+
+    for line in scene_info(options.scene, options.up, options.scale):
+        print(line)
+    return 0
+
+
+def _scene_render(words: list[str]) -> int:
+    import argparse
+
+    parser = _parser("scene render", "Write one picture of many views of a scene, in colour and in depth.")
+    _scene_arguments(parser)
+    parser.add_argument("--views", type=int, default=16, help="how many (default: 16)")
+    parser.add_argument("--out", default="sheet.png", help="file: .png or .jpg (default: sheet.png)")
+    parser.add_argument("--size", default="192x144", help="pixels of each view (default: 192x144)")
+    parser.add_argument("--fov", type=float, default=90.0, help="horizontal field of view, degrees (default: 90)")
+    parser.add_argument("--seed", type=int, default=0, help="which views (default: 0)")
+    parser.add_argument("--light", action=argparse.BooleanOptionalAction, default=True, help="shade by a simple light")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    options = parser.parse_args(words)
+    from shoal.render.sheet import draw_sheet, parse_size, save_sheet
+    from shoal.run.config import pick_device
+    from shoal.scene.sources import prepare
+
+    size, device = parse_size(options.size), pick_device(options.device)
+    packed = prepare(options.scene, options.up, options.scale, device)
+    sheet = draw_sheet(
+        packed, options.views, size, light=options.light, fov=options.fov, seed=options.seed, device=device
+    )
+    print(save_sheet(sheet, options.out))
+    return 0
 
 
 def _check(words: list[str]) -> int:
@@ -165,6 +233,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "record": _record,
     "plot": _plot,
     "bench": _bench,
+    "scene": _scene,
     "check": _check,
     "list": _list,
 }

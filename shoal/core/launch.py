@@ -150,9 +150,9 @@ class Plan:
         units = -(-count // unit)
         threads = 1 if self.device.type == "cuda" or wp.config.mode == "debug" else min(cpu_threads(), units)
         bounds = [min(count, units * i // threads * unit) for i in range(threads + 1)]
-        shares = [
-            [wp.launch(kernel, stop - start, [start, *inputs], device=str(self.device), record_cmd=True, block_dim=block)]
-            for start, stop in pairwise(bounds)
+        options = dict(device=str(self.device), record_cmd=True, block_dim=block)
+        shares: Shares = [
+            [wp.launch(kernel, stop - start, [start, *inputs], **options)] for start, stop in pairwise(bounds)
         ]
         if self.device.type == "cuda":
             self.steps.append(lambda: shares[0][0].launch(torch_stream(self.device)))

@@ -60,8 +60,26 @@ class Conv(nn.Conv2d):
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        weight = self.weight.contiguous(memory_format=torch.channels_last) if input.is_cuda else self.weight
-        return self._conv_forward(input, weight, self.bias)
+        if not input.is_cuda:
+            return self._conv_forward(input, self.weight, self.bias)
+        if self.can_fold(input):
+            return self.folded(input)
+        return self._conv_forward(input, self.weight.contiguous(memory_format=torch.channels_last), self.bias)
+
+    def can_fold(self, input: torch.Tensor) -> bool:
+        """Whether there are fewer channels than tensor cores work on, and whole squares of pixels to make more of."""
+        side = self.stride[0]
+        plain = self.padding == (0, 0) and self.dilation == (1, 1) and self.groups == 1 and self.stride == (side, side)
+        whole = all(size % side == 0 for size in (*input.shape[2:], *self.kernel_size))
+        return self.in_channels < 8 and side > 1 and plain and whole
+
+    def folded(self, input: torch.Tensor) -> torch.Tensor:
+        """The same sums with stride 1: squares of pixels, as many as a stride, become channels."""
+        image, weight = (
+            nn.functional.pixel_unshuffle(x, self.stride[0]).contiguous(memory_format=torch.channels_last)
+            for x in (input, self.weight)
+        )
+        return nn.functional.conv2d(image, weight, self.bias)
 
 
 class NatureCNN(nn.Sequential):

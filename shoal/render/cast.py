@@ -32,16 +32,6 @@ TRAVERSAL = f"""
     const Word* data = reinterpret_cast<const Word*>(words.data);
     #define SHOAL_READ(index) data[index]
 #endif
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    // The rays of a warp go through the tree together: what one of them needs, all read, from the same address at once.
-    // Positive floats have the order of their bits, for which there are instructions over a warp.
-    const unsigned together = __match_any_sync(__activemask(), nodes);
-    #define SHOAL_LEAST(t) __uint_as_float(__reduce_min_sync(together, __float_as_uint(t)))
-    #define SHOAL_MOST(t) __uint_as_float(__reduce_max_sync(together, __float_as_uint(t)))
-#else
-    #define SHOAL_LEAST(t) (t)
-    #define SHOAL_MOST(t) (t)
-#endif
     const float ox = origin[0], oy = origin[1], oz = origin[2];
     const float dx = direction[0], dy = direction[1], dz = direction[2];
     // A ray along an axis would make 0 x inf in the test of a box.
@@ -53,14 +43,22 @@ TRAVERSAL = f"""
     const int ax = ix < 0.0f ? 1 : 0, ay = iy < 0.0f ? 3 : 2, az = iz < 0.0f ? 5 : 4;
     const int bx = 1 - ax, by = 5 - ay, bz = 9 - az;
     const float NEVER = 3e38f;
+    // The next child that begins before what has been met.
+    #define SHOAL_NEXT \\
+        at = DONE; \\
+        while (count > 0) {{ \\
+            --count; \\
+            if (stack[count].distance < best) {{ at = stack[count].child; break; }} \\
+        }}
     float best = far, best_u = 0.0f, best_v = 0.0f;
-    float farthest = SHOAL_MOST(far);
     int met = -1;
-    Entry stack[{STACK}];
+    Entry stack[{STACK} + 1];  // the last may be written to without being kept
     int count = 0;
     int at = 0;
-    while (true) {{
-        if (at >= 0) {{
+    const int DONE = -1;
+    while (at != DONE) {{
+        // Down to the next leaf. On a GPU the rays of a warp do this together, and then test triangles together.
+        while (at >= 0) {{
             const int node = nodes + at * {NODE_WORDS};
             const auto nx = SHOAL_READ(node + ax), fx = SHOAL_READ(node + bx);
             const auto ny = SHOAL_READ(node + ay), fy = SHOAL_READ(node + by);
@@ -69,55 +67,63 @@ TRAVERSAL = f"""
             #define SHOAL_BOX(k, t, c) \\
                 int c = wp::cast<int>(ways.k); \\
                 float t = wp::max(wp::max(nx.k * ix + sx, ny.k * iy + sy), wp::max(nz.k * iz + sz, 1e-30f)); \\
-                const float t##_out = wp::min(wp::min(fx.k * ix + sx, fy.k * iy + sy), wp::min(fz.k * iz + sz, best)); \\
-                t = SHOAL_LEAST(t <= t##_out ? t : NEVER);
+                const float t##_z = wp::min(wp::min(fx.k * ix + sx, fy.k * iy + sy), wp::min(fz.k * iz + sz, best)); \\
+                if (!(t <= t##_z)) t = NEVER;
             SHOAL_BOX(x, t0, c0)
             SHOAL_BOX(y, t1, c1)
             SHOAL_BOX(z, t2, c2)
             SHOAL_BOX(w, t3, c3)
             // The four children from near to far, by a sorting network; the nearest is next, the others wait.
-            #define SHOAL_SORT(s, t, c, d) \\
-                if (t < s) {{ const float f = s; s = t; t = f; const int i = c; c = d; d = i; }}
-            SHOAL_SORT(t0, t1, c0, c1)
-            SHOAL_SORT(t2, t3, c2, c3)
-            SHOAL_SORT(t0, t2, c0, c2)
-            SHOAL_SORT(t1, t3, c1, c3)
-            SHOAL_SORT(t1, t2, c1, c2)
-            if (t3 < NEVER) stack[count++] = {{c3, t3}};
-            if (t2 < NEVER) stack[count++] = {{c2, t2}};
-            if (t1 < NEVER) stack[count++] = {{c1, t1}};
-            if (t0 < NEVER) {{ at = c0; continue; }}
-        }} else {{
-            const int code = -1 - at;
-            const int first = code >> {LEAF_BITS};
-            const int last = first + (code & 7);
-            for (int k = first; k < last; ++k) {{
-                const int place = triangles + k * {TRIANGLE_WORDS};
-                const auto h = SHOAL_READ(place + 2);
-                const float t = -(h.x * ox + h.y * oy + h.z * oz + h.w) / (h.x * dx + h.y * dy + h.z * dz);
-                if (t > beyond && t < best) {{
-                    const float px = ox + t * dx, py = oy + t * dy, pz = oz + t * dz;
-                    const auto a = SHOAL_READ(place), b = SHOAL_READ(place + 1);
-                    const float u = a.x * px + a.y * py + a.z * pz + a.w;
-                    const float v = b.x * px + b.y * py + b.z * pz + b.w;
-                    if (u >= -{EDGE}f && v >= -{EDGE}f && u + v <= 1.0f + {EDGE}f) {{
-                        best = t; best_u = u; best_v = v;
-                        met = 2 * k + ((code >> 3) & 1);
-                    }}
+            // Without branches: the rays of a warp would part at each.
+            #define SHOAL_SORT(i, j) {{ \\
+                const bool turn = t##j < t##i; \\
+                const float t = turn ? t##j : t##i; \\
+                const int c = turn ? c##j : c##i; \\
+                t##j = turn ? t##i : t##j; \\
+                c##j = turn ? c##i : c##j; \\
+                t##i = t; \\
+                c##i = c; \\
+            }}
+            SHOAL_SORT(0, 1)
+            SHOAL_SORT(2, 3)
+            SHOAL_SORT(0, 2)
+            SHOAL_SORT(1, 3)
+            SHOAL_SORT(1, 2)
+            stack[count] = {{c3, t3}};
+            count += t3 < NEVER;
+            stack[count] = {{c2, t2}};
+            count += t2 < NEVER;
+            stack[count] = {{c1, t1}};
+            count += t1 < NEVER;
+            at = c0;
+            if (!(t0 < NEVER)) {{
+                SHOAL_NEXT
+            }}
+        }}
+        if (at == DONE) break;
+        const int code = -1 - at;
+        const int first = code >> {LEAF_BITS};
+        const int last = first + (code & 7);
+        for (int k = first; k < last; ++k) {{
+            const int place = triangles + k * {TRIANGLE_WORDS};
+            const auto h = SHOAL_READ(place + 2);
+            const float t = -(h.x * ox + h.y * oy + h.z * oz + h.w) / (h.x * dx + h.y * dy + h.z * dz);
+            if (t > beyond && t < best) {{
+                const float px = ox + t * dx, py = oy + t * dy, pz = oz + t * dz;
+                const auto a = SHOAL_READ(place), b = SHOAL_READ(place + 1);
+                const float u = a.x * px + a.y * py + a.z * pz + a.w;
+                const float v = b.x * px + b.y * py + b.z * pz + b.w;
+                if (u >= -{EDGE}f && v >= -{EDGE}f && u + v <= 1.0f + {EDGE}f) {{
+                    best = t; best_u = u; best_v = v;
+                    met = 2 * k + ((code >> 3) & 1);
                 }}
             }}
-            farthest = SHOAL_MOST(best);
         }}
-        // The next child that begins before what every ray has met.
-        do {{
-            if (count == 0) return wp::vec4(best, best_u, best_v, wp::cast<float>(met));
-            --count;
-        }} while (stack[count].distance >= farthest);
-        at = stack[count].child;
+        SHOAL_NEXT
     }}
+    return wp::vec4(best, best_u, best_v, wp::cast<float>(met));
     #undef SHOAL_READ
-    #undef SHOAL_LEAST
-    #undef SHOAL_MOST
+    #undef SHOAL_NEXT
     #undef SHOAL_BOX
     #undef SHOAL_SORT
 """

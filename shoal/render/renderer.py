@@ -10,7 +10,16 @@ import warp as wp
 from shoal.core.launch import Plan, init_warp
 from shoal.core.store import full_device
 from shoal.errors import ShoalError, unknown
-from shoal.render.kernel import CHANNELS, DEFAULT_TYPES, RAYS_PER_TILE, WARP_TYPES, Recipe, find_movers, render_kernel
+from shoal.render.kernel import (
+    BLOCK,
+    CHANNELS,
+    DEFAULT_TYPES,
+    RAYS_PER_TILE,
+    WARP_TYPES,
+    Recipe,
+    find_movers,
+    render_kernel,
+)
 from shoal.render.movers import Movers
 from shoal.scene.memory import SceneMemory
 from shoal.scene.pack import Packed, pack_scene
@@ -26,9 +35,6 @@ KINDS = {
 """The element types that each kind of image can have; the first of RGB's, 0 to 255, is its default."""
 
 SKY = (0.62, 0.74, 0.88)
-
-BLOCK = 128
-"""Threads of a GPU block."""
 
 
 class Renderer:
@@ -90,7 +96,6 @@ class Renderer:
             self.env %= len(movers.kind)
         self.images = {name: make(self.height, self.width, CHANNELS[name], dtype=kind) for name, kind in kinds.items()}
         """[views, height, width, channels] each, written in place by every `render`."""
-        self._order = torch.arange(views, dtype=torch.int32, device=self.device)
         self._seen = make(1 + (movers.kind.shape[1] if movers else 0), dtype=torch.int32)
         self._recipe = Recipe(self.width, self.height, tuple(sorted(kinds.items())), light, movers is not None)
         self._plan = self._bind()
@@ -110,7 +115,6 @@ class Renderer:
             image = self.images.get(name, torch.empty(1, 1, 1, 1, dtype=kinds, device=self.device))
             images.append(view(image, WARP_TYPES[kinds]))
         plan = Plan(self.device, self.num_views)
-        plan.add_function(self._sort_views)
         if self.movers:
             ratio = self.height / self.width
             inputs = [
@@ -127,7 +131,7 @@ class Renderer:
                 size,
             ]
             plan.add_kernel(find_movers, self.num_views, [*inputs, seen], unit=1, block=BLOCK)
-        inputs = [words, table, view(self._order, wp.int32), position, rotation, slope, view(self.scene, wp.int32)]
+        inputs = [words, table, position, rotation, slope, view(self.scene, wp.int32)]
         inputs += [
             self.far,
             self.max_depth,
@@ -148,14 +152,6 @@ class Renderer:
         count = self.num_views * self._recipe.rays_per_view
         plan.add_kernel(render_kernel(self._recipe), count, inputs, unit=self._recipe.rays_per_view, block=BLOCK)
         return plan
-
-    def _sort_views(self) -> None:
-        """Views of one scene follow one another, those of one place too: they find what they read in the cache."""
-        if self.device.type != "cuda":
-            return
-        cell = ((self.position[:, :2] * 0.5).int() & 63).int()
-        key = self.scene * 4096 + cell[:, 0] * 64 + cell[:, 1]
-        self._order.copy_(torch.argsort(key))
 
     def render(self, poses: torch.Tensor | None = None, scene: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
         """The images of all views. `poses` [views, 7] are positions and quaternions; without them `position` counts.

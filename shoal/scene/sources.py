@@ -1,6 +1,9 @@
 """From what a user types to scenes: `house:SEED`, or mesh files; prepared once, and kept on disk."""
 
+import hashlib
 from collections.abc import Iterable
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +17,7 @@ from shoal.scene.pack import Packed, pack_scene
 from shoal.scene.scene import Scene
 
 FORMAT = 1
-"""Counts up whenever the same source would be packed otherwise, so that older entries of the cache are passed over."""
+"""Counts up whenever the same file would become another scene, so that older entries of the cache are passed over."""
 
 FORMS = "house:SEED (house:SEED@DETAIL) or the path of a .glb, .gltf, .obj or .ply file"
 
@@ -26,7 +29,7 @@ def open_scene(source: str, up: str = "auto", scale: float = 1.0) -> Scene:
         return build(_file(source), up, scale)
     from shoal.scene.house import make_house
 
-    return make_house(house[0], detail=house[1])
+    return replace(make_house(house[0], detail=house[1]), name=source)
 
 
 def prepare(source: str, up: str = "auto", scale: float = 1.0, device: str | torch.device = "cpu") -> Packed:
@@ -36,7 +39,7 @@ def prepare(source: str, up: str = "auto", scale: float = 1.0, device: str | tor
         file = _file(source)
         key = content_key(file, up, scale, FORMAT)
         return cached(key, lambda: pack_scene(build(file, up, scale), device), to_arrays, from_arrays)
-    key = f"house-{house[0]}-{house[1]:g}-{FORMAT}"
+    key = f"house-{house[0]}-{house[1]:g}-{_recipe()}"
     return cached(key, lambda: pack_scene(open_scene(source), device), to_arrays, from_arrays)
 
 
@@ -88,6 +91,13 @@ def _house(source: str) -> tuple[int, float] | None:
         return int(seed), float(detail) if at else 1.0
     except ValueError:
         raise ShoalError(f"The detail of a house is a number such as 2 in house:7@2, not {detail!r}.") from None
+
+
+@cache
+def _recipe() -> str:
+    """Changes with the code that makes houses: a house of an older version is not this one."""
+    code = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
+    return hashlib.sha256(b"".join(code)).hexdigest()[:16]
 
 
 def _file(source: str) -> Source:

@@ -87,3 +87,25 @@ def plot_bench(rows: list[dict[str, Any]], path: Path) -> Path:
     figure.savefig(path, dpi=130)
     plt.close(figure)
     return path
+
+
+def plot_render(rows: list[dict[str, Any]], path: Path) -> Path:
+    """Images per second over triangles, views and resolution, one panel each."""
+    plt = _pyplot()
+    panels = {
+        "triangles": ("triangles", "triangles of the scene"),
+        "views": ("views", "views in one call"),
+        "size": ("width", "pixels a side"),
+    }
+    figure, axes = plt.subplots(1, len(panels), figsize=(10.5, 3.4), layout="constrained")
+    for axis, (curve, (key, label)) in zip(axes, panels.items(), strict=True):
+        points = sorted((row[key], row["images_per_second"]) for row in rows if row.get("curve") == curve)
+        axis.loglog(*zip(*points, strict=True), marker="o", markersize=4)
+        axis.set_xlabel(label)
+        axis.grid(alpha=0.3, which="both")
+    axes[0].set_ylabel("images per second")
+    figure.suptitle(f"depth on {rows[0]['device']}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+    return path

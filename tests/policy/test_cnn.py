@@ -9,7 +9,7 @@ from torch import nn
 
 from shoal.core import Box, Discrete, Group, ShoalError
 from shoal.policy import ActorCritic, ImpalaResNet, NatureCNN, choose_torso
-from shoal.policy.cnn import image_size
+from shoal.policy.cnn import Conv, image_size
 
 ATARI = (4, 84, 84)
 BOTH = pytest.mark.parametrize("make", [NatureCNN, ImpalaResNet])
@@ -259,3 +259,13 @@ def test_the_numbers_counted_are_those_that_autograd_keeps(name):
     assert saved <= made.activations() <= 3 * saved
     with torch.device("meta"):
         assert policy(name).activations() == made.activations()
+
+
+def test_folding_pixels_into_channels_gives_the_same_sums():
+    layer = Conv(4, 32, 8, stride=4)
+    image = torch.rand(3, 4, 84, 84)
+    assert layer.can_fold(image)
+    torch.testing.assert_close(layer.folded(image), layer(image))
+    assert not layer.can_fold(image[..., 1:])
+    assert not Conv(32, 64, 4, stride=2).can_fold(torch.rand(3, 32, 20, 20))
+    assert not Conv(4, 16, 3, padding=1).can_fold(image)

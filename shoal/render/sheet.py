@@ -1,0 +1,79 @@
+"""Contact sheets: many views of a scene as one picture, colour above depth."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw
+
+from shoal.errors import ShoalError
+from shoal.render.renderer import Renderer
+from shoal.render.viewpoints import find_viewpoints
+from shoal.scene.memory import SceneMemory
+from shoal.scene.pack import Packed
+
+GAP = 6
+TITLE = 22
+
+
+def draw_sheet(
+    scene: Packed,
+    views: int = 16,
+    size: tuple[int, int] = (192, 144),
+    *,
+    light: bool = True,
+    fov: float = 90.0,
+    seed: int = 0,
+    device: str | torch.device = "cpu",
+) -> Image.Image:
+    """A picture of `views` views, four or more in a row; each is in colour, and below it in shades of depth."""
+    memory = SceneMemory.holding([scene], device)
+    renderer = Renderer(memory, views, size, ["rgb", "depth"], fov=fov, light=light)
+    images = renderer.render(find_viewpoints(memory, 0, views, seed))
+    rgb = images["rgb"].cpu().numpy()
+    depth = images["depth"][..., 0].cpu().numpy()
+    shades = [shade(one, renderer.far) for one in depth]
+    columns = min(views, max(4, round(views**0.5)))
+    rows = -(-views // columns)
+    width, height = size
+    sheet = Image.new("RGB", (columns * (width + GAP) + GAP, rows * (2 * height + GAP + 2) + GAP + TITLE), "white")
+    title = f"{scene.name}: {scene.triangles:,} triangles, {scene.nbytes / 1e6:.1f} MB on the device"
+    ImageDraw.Draw(sheet).text((GAP, GAP), title, fill="black")
+    for k in range(views):
+        x = GAP + k % columns * (width + GAP)
+        y = TITLE + GAP + k // columns * (2 * height + GAP + 2)
+        sheet.paste(Image.fromarray(rgb[k]), (x, y))
+        sheet.paste(Image.fromarray(shades[k]), (x, y + height + 2))
+    return sheet
+
+
+def shade(depth: np.ndarray, far: float) -> np.ndarray:
+    """Depth [height, width] as colours: near is light, far is dark, nothing is black."""
+    from matplotlib import colormaps
+
+    there = depth < far
+    reach = max(1.0, float(np.percentile(depth[there], 99))) if there.any() else 1.0
+    colours = colormaps["magma"](1.0 - 0.9 * np.clip(depth / reach, 0, 1))[..., :3]
+    return (colours * there[..., None] * 255).astype(np.uint8)
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """Width and height from `192x144`, or one number for both."""
+    width, x, height = text.lower().partition("x")
+    try:
+        return int(width), int(height if x else width)
+    except ValueError:
+        raise ShoalError(f"A size is WIDTHxHEIGHT, such as 192x144, not {text!r}.") from None
+
+
+def save_sheet(sheet: Image.Image, path: str | Path) -> Path:
+    """Write a sheet as .png or .jpg."""
+    path = Path(path)
+    if path.suffix.lower() not in (".png", ".jpg", ".jpeg"):
+        raise ShoalError(f"A sheet is written as .png or .jpg, not {path.name!r}.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        sheet.save(path)
+    except OSError as error:
+        raise ShoalError(f"{path} cannot be written: {error.strerror or error}.") from error
+    return path
