@@ -26,6 +26,14 @@ def test_demo(tmp_path, monkeypatch, capsys):
     assert list(tmp_path.glob("runs/*/videos/*.mp4"))
 
 
+def test_looking_around(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "scenes"))
+    runpy.run_path(str(EXAMPLES / "look_around.py"))
+    assert "images per second" in capsys.readouterr().out
+    assert (tmp_path / "look_around.png").stat().st_size > 10_000
+
+
 def test_a_world_takes_less_than_80_lines():
     for name in ("rocket.py", "rocket_torch.py"):
         assert len((EXAMPLES / name).read_text().splitlines()) < 80
