@@ -96,7 +96,7 @@ def _house(source: str) -> tuple[int, float] | None:
 @cache
 def _recipe() -> str:
     """Changes with the code that makes houses: a house of an older version is not this one."""
-    code = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
+    code = [path.read_bytes() for path in sorted(Path(__file__).parent.rglob("*.py"))]
     return hashlib.sha256(b"".join(code)).hexdigest()[:16]
 
 

@@ -12,11 +12,11 @@ from embreex.mesh_construction import TriangleMesh
 
 from shoal.errors import ShoalError
 from shoal.scene.house import HOUSES, KINDS, LABELS, TEST, TRAIN, house_plan, is_test, make_house
-from shoal.scene.house_layout import furnish
-from shoal.scene.house_plan import LARGEST_AREA, SMALLEST_AREA, Plan
-from shoal.scene.house_space import regions
-from shoal.scene.house_style import Style, house_taste
-from shoal.scene.house_textures import Look
+from shoal.scene.house.layout import furnish
+from shoal.scene.house.plan import LARGEST_AREA, SMALLEST_AREA, Plan
+from shoal.scene.house.space import regions
+from shoal.scene.house.style import Style, house_taste
+from shoal.scene.house.textures import Look
 from shoal.scene.scene import Scene, check_scene
 
 CELL = 0.05

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shoal.scene.house_shapes import Colour, steps
+from shoal.scene.house.shapes import Colour, steps
 
 WHITE: Colour = (0.96, 0.95, 0.93)
 STEEL: Colour = (0.72, 0.73, 0.75)

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from shoal.scene.house_plan import CENTRAL, Plan, Wall, Zone
-from shoal.scene.house_shell import LINING
-from shoal.scene.house_space import Item, Space, facing
+from shoal.scene.house.plan import CENTRAL, Plan, Wall, Zone
+from shoal.scene.house.shell import LINING
+from shoal.scene.house.space import Item, Space, facing
 
 
 def furnish(plan: Plan) -> list[Item]:

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from shoal.scene.house_textures import Look
+from shoal.scene.house.textures import Look
 
 Colour = tuple[float, float, float]
 """Red, green, blue; 0 to 1, as they are shown (sRGB)."""

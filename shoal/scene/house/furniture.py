@@ -5,9 +5,9 @@ A piece stands on z = 0, its footprint centred on the origin, and faces +y: its 
 
 import numpy as np
 
-from shoal.scene.house_shapes import Colour, Mesh, box, copies, cushion, join, lathe, rod, sheet, tube, turned_leg
-from shoal.scene.house_style import BLACK, BRASS, STEEL, Style, shade
-from shoal.scene.house_textures import Look
+from shoal.scene.house.shapes import Colour, Mesh, box, copies, cushion, join, lathe, rod, sheet, tube, turned_leg
+from shoal.scene.house.style import BLACK, BRASS, STEEL, Style, shade
+from shoal.scene.house.textures import Look
 
 Size = tuple[float, float, float]
 

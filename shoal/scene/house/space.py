@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shoal.scene.house_plan import Opening, Plan, Wall, Zone
-from shoal.scene.house_shell import holes_in
-from shoal.scene.house_sketch import Rect
+from shoal.scene.house.plan import Opening, Plan, Wall, Zone
+from shoal.scene.house.shell import holes_in
+from shoal.scene.house.sketch import Rect
 
 CELL = 0.1
 """Metres: the grid on which ways through a room are searched."""

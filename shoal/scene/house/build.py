@@ -8,15 +8,15 @@ from collections.abc import Callable
 import numpy as np
 
 from shoal.errors import ShoalError
-from shoal.scene import house_decor, house_fixtures, house_furniture
-from shoal.scene.house_layout import furnish
-from shoal.scene.house_plan import Plan
-from shoal.scene.house_plan import house_plan as _plan
-from shoal.scene.house_shapes import Mesh, normals
-from shoal.scene.house_shell import door_leaf, shell
-from shoal.scene.house_space import Item
-from shoal.scene.house_style import Style, Taste, house_taste
-from shoal.scene.house_textures import SIZE, Look, house_materials
+from shoal.scene.house import decor, fixtures, furniture
+from shoal.scene.house.layout import furnish
+from shoal.scene.house.plan import Plan
+from shoal.scene.house.plan import house_plan as _plan
+from shoal.scene.house.shapes import Mesh, normals
+from shoal.scene.house.shell import door_leaf, shell
+from shoal.scene.house.space import Item
+from shoal.scene.house.style import Style, Taste, house_taste
+from shoal.scene.house.textures import SIZE, Look, house_materials
 from shoal.scene.scene import Scene, check_scene
 
 HOUSES = 10_000
@@ -38,52 +38,52 @@ def _leaf(size, style: Style) -> Mesh:
 
 
 KINDS: dict[str, tuple[Callable[..., Mesh], str]] = {
-    "armchair": (house_furniture.sofa, "armchair"),
-    "basin": (house_fixtures.basin, "sink"),
-    "basket": (house_fixtures.basket, "container"),
-    "bathtub": (house_fixtures.bathtub, "bathtub"),
-    "bed": (house_furniture.bed, "bed"),
-    "bin": (house_fixtures.bin_, "container"),
-    "books": (house_decor.books, "clutter"),
-    "bookshelf": (house_furniture.bookshelf, "shelf"),
-    "chair": (house_furniture.chair, "chair"),
-    "clock": (house_decor.clock, "clock"),
-    "coat_rack": (house_furniture.coat_rack, "coat rack"),
-    "counter": (house_fixtures.counter, "counter"),
-    "curtain": (house_decor.curtain, "curtain"),
-    "desk": (house_furniture.desk, "table"),
+    "armchair": (furniture.sofa, "armchair"),
+    "basin": (fixtures.basin, "sink"),
+    "basket": (fixtures.basket, "container"),
+    "bathtub": (fixtures.bathtub, "bathtub"),
+    "bed": (furniture.bed, "bed"),
+    "bin": (fixtures.bin_, "container"),
+    "books": (decor.books, "clutter"),
+    "bookshelf": (furniture.bookshelf, "shelf"),
+    "chair": (furniture.chair, "chair"),
+    "clock": (decor.clock, "clock"),
+    "coat_rack": (furniture.coat_rack, "coat rack"),
+    "counter": (fixtures.counter, "counter"),
+    "curtain": (decor.curtain, "curtain"),
+    "desk": (furniture.desk, "table"),
     "door_leaf": (_leaf, "door"),
-    "dresser": (house_furniture.dresser, "cabinet"),
-    "floor_lamp": (house_decor.floor_lamp, "lamp"),
-    "flush_lamp": (house_decor.flush_lamp, "lamp"),
-    "fridge": (house_fixtures.fridge, "fridge"),
-    "fruit": (house_decor.fruit, "clutter"),
-    "hood": (house_fixtures.hood, "hood"),
-    "kitchen_sink": (house_fixtures.kitchen_sink, "sink"),
-    "laptop": (house_decor.laptop, "clutter"),
-    "mirror": (house_decor.mirror, "mirror"),
-    "nightstand": (house_furniture.nightstand, "cabinet"),
-    "office_chair": (house_furniture.office_chair, "chair"),
-    "pendant": (house_decor.pendant, "lamp"),
-    "picture": (house_decor.picture, "picture"),
-    "plant": (house_decor.plant, "plant"),
-    "radiator": (house_fixtures.radiator, "radiator"),
-    "rug": (house_decor.rug, "rug"),
-    "shower": (house_fixtures.shower, "shower"),
-    "sideboard": (house_furniture.sideboard, "cabinet"),
-    "sofa": (house_furniture.sofa, "sofa"),
-    "storage_shelf": (house_furniture.storage_shelf, "shelf"),
-    "stove": (house_fixtures.stove, "stove"),
-    "table": (house_furniture.table, "table"),
-    "table_lamp": (house_decor.table_lamp, "lamp"),
-    "tableware": (house_decor.tableware, "clutter"),
-    "television": (house_decor.television, "television"),
-    "toilet": (house_fixtures.toilet, "toilet"),
-    "towel_rail": (house_fixtures.towel_rail, "towel"),
-    "vase": (house_decor.vase, "clutter"),
-    "wall_cupboard": (house_fixtures.wall_cupboard, "cabinet"),
-    "wardrobe": (house_furniture.wardrobe, "cabinet"),
-    "washing_machine": (house_fixtures.washing_machine, "washing machine"),
+    "dresser": (furniture.dresser, "cabinet"),
+    "floor_lamp": (decor.floor_lamp, "lamp"),
+    "flush_lamp": (decor.flush_lamp, "lamp"),
+    "fridge": (fixtures.fridge, "fridge"),
+    "fruit": (decor.fruit, "clutter"),
+    "hood": (fixtures.hood, "hood"),
+    "kitchen_sink": (fixtures.kitchen_sink, "sink"),
+    "laptop": (decor.laptop, "clutter"),
+    "mirror": (decor.mirror, "mirror"),
+    "nightstand": (furniture.nightstand, "cabinet"),
+    "office_chair": (furniture.office_chair, "chair"),
+    "pendant": (decor.pendant, "lamp"),
+    "picture": (decor.picture, "picture"),
+    "plant": (decor.plant, "plant"),
+    "radiator": (fixtures.radiator, "radiator"),
+    "rug": (decor.rug, "rug"),
+    "shower": (fixtures.shower, "shower"),
+    "sideboard": (furniture.sideboard, "cabinet"),
+    "sofa": (furniture.sofa, "sofa"),
+    "storage_shelf": (furniture.storage_shelf, "shelf"),
+    "stove": (fixtures.stove, "stove"),
+    "table": (furniture.table, "table"),
+    "table_lamp": (decor.table_lamp, "lamp"),
+    "tableware": (decor.tableware, "clutter"),
+    "television": (decor.television, "television"),
+    "toilet": (fixtures.toilet, "toilet"),
+    "towel_rail": (fixtures.towel_rail, "towel"),
+    "vase": (decor.vase, "clutter"),
+    "wall_cupboard": (fixtures.wall_cupboard, "cabinet"),
+    "wardrobe": (furniture.wardrobe, "cabinet"),
+    "washing_machine": (fixtures.washing_machine, "washing machine"),
 }
 """Kinds of furniture: how each is made, and its semantic label."""
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from shoal.scene.house_furniture import Size, _carcass
-from shoal.scene.house_shapes import Colour, Mesh, box, copies, cushion, join, lathe, panel, rod, sheet, tube
-from shoal.scene.house_style import BLACK, STEEL, WHITE, Style, shade
-from shoal.scene.house_textures import Look
+from shoal.scene.house.furniture import Size, _carcass
+from shoal.scene.house.shapes import Colour, Mesh, box, copies, cushion, join, lathe, panel, rod, sheet, tube
+from shoal.scene.house.style import BLACK, STEEL, WHITE, Style, shade
+from shoal.scene.house.textures import Look
 
 _ENAMEL: Colour = (0.95, 0.95, 0.94)
 TOP = 0.04

@@ -5,10 +5,10 @@ Sizes and origins are those of `house_furniture`; wall pieces have their back at
 
 import numpy as np
 
-from shoal.scene.house_furniture import Size
-from shoal.scene.house_shapes import Colour, Mesh, box, copies, cushion, join, lathe, panel, rod, sheet, tube
-from shoal.scene.house_style import BLACK, BRASS, STEEL, WHITE, Style, shade
-from shoal.scene.house_textures import Look
+from shoal.scene.house.furniture import Size
+from shoal.scene.house.shapes import Colour, Mesh, box, copies, cushion, join, lathe, panel, rod, sheet, tube
+from shoal.scene.house.style import BLACK, BRASS, STEEL, WHITE, Style, shade
+from shoal.scene.house.textures import Look
 
 _GLOW: Colour = (1.0, 0.95, 0.82)
 _SOIL: Colour = (0.3, 0.22, 0.17)

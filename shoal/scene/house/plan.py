@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from shoal.scene.house_sketch import STEP, Rect, Space, sketch
+from shoal.scene.house.sketch import STEP, Rect, Space, sketch
 
 HALF_WALL = 0.06
 """Half the thickness of an inner wall, metres."""

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shoal.scene.house_plan import HALF_WALL, OUTER_WALL, Opening, Plan, Wall
-from shoal.scene.house_shapes import Colour, Mesh, box, build, join, lathe, moulding, panel, steps
-from shoal.scene.house_style import WHITE, WOODS
-from shoal.scene.house_textures import Look
+from shoal.scene.house.plan import HALF_WALL, OUTER_WALL, Opening, Plan, Wall
+from shoal.scene.house.shapes import Colour, Mesh, box, build, join, lathe, moulding, panel, steps
+from shoal.scene.house.style import WHITE, WOODS
+from shoal.scene.house.textures import Look
 
 ROOF = 0.25
 """Metres from the ceiling to the top of the house."""
