@@ -23,6 +23,9 @@ from shoal.scene.pack import Packed
 from shoal.scene.pool import ScenePool
 from shoal.scene.sources import expand, prepare
 
+MOST_PLACES = 4096
+"""Different places in a scene; more views share them."""
+
 MAX_DEPTH = 10.0
 """Metres: what lies beyond need not be told apart."""
 
@@ -34,7 +37,7 @@ def place_views(memory: SceneMemory, views: int) -> tuple[torch.Tensor, torch.Te
     for row in range(memory.rows):
         count = int((rows == row).sum())
         if count:
-            here = find_viewpoints(memory, row, min(count, 64))
+            here = find_viewpoints(memory, row, min(count, MOST_PLACES))
             turns = torch.randperm(count, generator=torch.Generator().manual_seed(row)) % len(here)
             poses[rows == row] = here[turns.to(here.device)]
     return poses, rows

@@ -1,6 +1,6 @@
 """What makes a house lived in: lamps, plants, rugs, curtains, pictures, mirrors, screens and things on tables.
 
-Sizes and origins are those of `house_furniture`; wall pieces have their back at -depth / 2 and their foot at z = 0.
+Sizes and origins are those of `furniture`; wall pieces have their back at -depth / 2 and their foot at z = 0.
 """
 
 import numpy as np
