@@ -12,11 +12,10 @@ GATES = {"lstm": 4, "gru": 3}
 """Kind of core -> gates per output."""
 
 
-class Core(nn.Module):
-    """An LSTM (Hochreiter & Schmidhuber 1997) or GRU (Cho et al. 2014) of one layer, with torch's order of gates.
+class CoreLayer(nn.Module):
+    """One layer of an LSTM (Hochreiter & Schmidhuber 1997) or GRU (Cho et al. 2014), with torch's order of gates.
 
-    Its state is one tensor [batch, state_size]: the output, and beside it, in an LSTM, the cell. An episode starts with
-    zeros. States are float32 whatever type the products have.
+    Its state is the output [batch, size] and beside it, in an LSTM, the cell.
     """
 
     def __init__(self, kind: Literal["lstm", "gru"], features: int, size: int):
@@ -26,19 +25,14 @@ class Core(nn.Module):
         self.input = orthogonal(nn.Linear(features, GATES[kind] * size), 1.0)
         self.recurrent = orthogonal(nn.Linear(size, GATES[kind] * size), 1.0)
 
-    def step(self, features: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """One step of a batch: features [n, *] and state [n, S] to output [n, size] and the state after it."""
-        parts = self._advance(self._project(features), state.split(self.size, dim=-1))
-        return parts[0], torch.cat(parts, dim=-1)
+    def step(self, features: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The state after one step: the output, and perhaps the cell."""
+        return self._advance(self._project(features), state.split(self.size, dim=-1))
 
     # Compiled as a whole, the loop would be unrolled, which takes minutes; so its body is compiled instead.
     @torch.compiler.disable(recursive=False)
     def sequence(self, features: torch.Tensor, state: torch.Tensor, ended: torch.Tensor) -> torch.Tensor:
-        """Outputs [T, n, size] over features [T, n, *], from the state [n, S] before the first of them.
-
-        Where an episode `ended` [T, n] with a step, the next one starts with zeros. The products with the inputs need
-        no state and so are one for all steps.
-        """
+        """Outputs [T, n, size]; the products with the inputs need no state and so are one for all steps."""
         parts, outputs = state.split(self.size, dim=-1), []
         for projected, over in zip(self._project(features).unbind(), ended.unsqueeze(-1).unbind(), strict=True):
             output, parts = self._turn(projected, parts, over)
@@ -70,10 +64,51 @@ class Core(nn.Module):
         return (fresh + torch.sigmoid(keep + keep_) * (parts[0] - fresh),)
 
 
+class Core(nn.Module):
+    """Layers of one kind and width, each on top of the outputs of the one before.
+
+    The state is one tensor [batch, state_size]: the states of the layers, one after the other. An episode starts with
+    zeros. States are float32 whatever type the products have.
+    """
+
+    def __init__(self, kind: Literal["lstm", "gru"], features: int, size: int, layers: int = 1):
+        super().__init__()
+        self.kind, self.size = kind, size
+        self.layers = nn.ModuleList(CoreLayer(kind, size if i else features, size) for i in range(layers))
+        self.state_size = sum(layer.state_size for layer in self.layers)
+
+    def step(self, features: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """One step of a batch: features [n, *] and state [n, S] to output [n, size] and the state after it."""
+        after: list[torch.Tensor] = []
+        for layer, own in zip(self.layers, self._states(state), strict=True):
+            parts = layer.step(features, own)
+            features = parts[0]
+            after += parts
+        return features, torch.cat(after, dim=-1)
+
+    @torch.compiler.disable(recursive=False)  # as in the layers
+    def sequence(self, features: torch.Tensor, state: torch.Tensor, ended: torch.Tensor) -> torch.Tensor:
+        """Outputs [T, n, size] over features [T, n, *], from the state [n, S] before the first of them.
+
+        Where an episode `ended` [T, n] with a step, the next one starts with zeros. Layer by layer: each goes through
+        the whole sequence before the next one begins.
+        """
+        for layer, own in zip(self.layers, self._states(state), strict=True):
+            features = layer.sequence(features, own, ended)
+        return features
+
+    def activations(self) -> int:
+        """Numbers that one step of a sample leaves behind."""
+        return sum(layer.activations() for layer in self.layers)
+
+    def _states(self, state: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return state.split(self.layers[0].state_size, dim=-1)
+
+
 CoreMaker = Callable[[int], Core]
 """Makes a core for the width of a torso's features."""
 
 
-def core_maker(kind: Literal["none", "lstm", "gru"], size: int) -> CoreMaker | None:
-    """A maker of cores of a kind and width (None: the policy has no memory)."""
-    return None if kind == "none" else lambda features: Core(kind, features, size)
+def core_maker(kind: Literal["none", "lstm", "gru"], size: int, layers: int = 1) -> CoreMaker | None:
+    """A maker of cores of a kind, width and number of layers (None: the policy has no memory)."""
+    return None if kind == "none" else lambda features: Core(kind, features, size, layers)

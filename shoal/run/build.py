@@ -52,7 +52,7 @@ def make_policies(job: Job, world: World) -> dict[str, ActorCritic]:
             config.shared,
             config.normalise_observation,
             config.log_std,
-            core_maker(config.core, config.core_size),
+            core_maker(config.core, config.core_size, config.core_layers),
         )
         policies[name] = policy.to(world.device)
     return policies

@@ -96,8 +96,8 @@ class TrainConfig:
     deterministic: bool = False
     """Make torch refuse operations that do not repeat bit for bit."""
     policy: str = "auto"
-    """Torso: mlp, nature (CNN), impala (ResNet), auto (nature for images, else mlp), or your own nn.Module as
-    my_file.py:Net, built as Net(observation_shape)."""
+    """Torso: mlp, nature (CNN), impala (ResNet), se-resnet9, se-resnet9-small, auto (nature for images, else mlp), or
+    your own nn.Module as my_file.py:Net, built as Net(observation_shape)."""
     hidden: tuple[int, ...] = (64, 64)
     """Widths of the MLP's layers."""
     activation: Literal["tanh", "relu", "elu", "silu"] = "tanh"
@@ -108,6 +108,8 @@ class TrainConfig:
     """Memory of an episode between torso and heads; policy and value then share one torso."""
     core_size: int = 256
     """Width of the core."""
+    core_layers: int = 1
+    """Layers of the core, each on top of the one before."""
     log_std: float = 0.0
     """Logarithm of the first spread of Box actions, in halves of their range."""
     normalise_observation: bool = False
@@ -158,8 +160,9 @@ class TrainConfig:
             raise ShoalError(f"--eval-episodes must not be negative, got {self.eval_episodes}.")
         if self.checkpoint_every is not None and self.checkpoint_every < 1:
             raise ShoalError(f"--checkpoint-every must be at least 1, got {self.checkpoint_every}.")
-        if self.core_size < 1:
-            raise ShoalError(f"--core-size must be at least 1, got {self.core_size}.")
+        for name in ("core_size", "core_layers"):
+            if getattr(self, name) < 1:
+                raise ShoalError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}.")
         if any(width < 1 for width in self.hidden):
             raise ShoalError(f"--hidden must hold positive widths, got {self.hidden}.")
 
@@ -179,6 +182,7 @@ POLICY_SETTINGS = (
     "shared",
     "core",
     "core_size",
+    "core_layers",
     "log_std",
     "normalise_observation",
 )

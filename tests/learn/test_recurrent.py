@@ -32,8 +32,9 @@ SIZE = 6
 # --- the core itself ------------------------------------------------------------------------------------------------
 
 
-def cell_of(core: Core) -> Any:
-    """Torch's own cell with the weights of a core."""
+def cell_of(core: Any) -> Any:
+    """Torch's own cell with the weights of a core of one layer."""
+    (core,) = core.layers
     cell = (nn.LSTMCell if core.kind == "lstm" else nn.GRUCell)(core.input.in_features, core.size)
     pairs = zip(("ih", "hh"), (core.input, core.recurrent), strict=True)
     cell.load_state_dict({f"{what}_{end}": getattr(layer, what) for end, layer in pairs for what in ("weight", "bias")})
@@ -58,8 +59,9 @@ def test_a_core_equals_torch_s_cell(kind):
     """Outputs and gradients of sequences with ends inside, and the state after single steps."""
     torch.manual_seed(0)
     core = Core(kind, 3, SIZE)
-    nn.init.normal_(core.input.bias)
-    nn.init.normal_(core.recurrent.bias)
+    (layer,) = core.layers
+    nn.init.normal_(layer.input.bias)
+    nn.init.normal_(layer.recurrent.bias)
     features, state = torch.randn(9, 4, 3), torch.randn(4, core.state_size)
     ended, weight = torch.rand(9, 4) < 0.3, torch.randn(9, 4, SIZE)
     found = core.sequence(features, state, ended)
@@ -68,9 +70,61 @@ def test_a_core_equals_torch_s_cell(kind):
     expected = torch.stack([walk(cell, features[:, i], state[i], ended[:, i]) for i in range(4)], dim=1)
     (expected * weight).sum().backward()
     torch.testing.assert_close(found, expected)
-    for ours, theirs in zip((core.input, core.recurrent), ("ih", "hh"), strict=True):
+    for ours, theirs in zip((layer.input, layer.recurrent), ("ih", "hh"), strict=True):
         for what in ("weight", "bias"):
             torch.testing.assert_close(getattr(ours, what).grad, getattr(cell, f"{what}_{theirs}").grad)
+    for t in range(9):
+        out, state = core.step(features[t], state)
+        torch.testing.assert_close(out, expected[t])
+        state = torch.where(ended[t, :, None], 0.0, state)
+
+
+def torch_layers(core: Core) -> Any:
+    """Torch's own LSTM or GRU of several layers with the weights of a core."""
+    twin = (nn.LSTM if core.kind == "lstm" else nn.GRU)(3, core.size, len(core.layers))
+    with torch.no_grad():
+        for i, layer in enumerate(core.layers):
+            for end, own in (("ih", layer.input), ("hh", layer.recurrent)):
+                getattr(twin, f"weight_{end}_l{i}").copy_(own.weight)
+                getattr(twin, f"bias_{end}_l{i}").copy_(own.bias)
+    return twin
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_layers_equal_torch_s(kind, layers):
+    """Outputs and gradients against torch's own layers, called piece by piece where episodes end."""
+    torch.manual_seed(0)
+    core = Core(kind, 3, SIZE, layers)
+    for p in core.parameters():
+        nn.init.normal_(p, std=0.5)
+    twin = torch_layers(core)
+    assert core.state_size == layers * SIZE * (2 if kind == "lstm" else 1)
+    features, state = torch.randn(9, 4, 3), torch.randn(4, core.state_size)
+    ended, weight = torch.rand(9, 4) < 0.3, torch.randn(9, 4, SIZE)
+    found = core.sequence(features, state, ended)
+    (found * weight).sum().backward()
+
+    columns = []
+    for i in range(4):
+        # [layers, parts of a layer's state, size] -> the outputs of all layers, and all cells.
+        parts = state[i].view(layers, -1, SIZE).transpose(0, 1).unbind()
+        outputs = []
+        for t in range(9):
+            given = tuple(part.contiguous() for part in parts)
+            out, after = twin(features[t : t + 1, i], given if kind == "lstm" else given[0])
+            parts = after if kind == "lstm" else (after,)
+            if ended[t, i]:
+                parts = tuple(torch.zeros_like(part) for part in parts)
+            outputs.append(out[0])
+        columns.append(torch.stack(outputs))
+    expected = torch.stack(columns, dim=1)
+    (expected * weight).sum().backward()
+    torch.testing.assert_close(found, expected)
+    for i, layer in enumerate(core.layers):
+        for end, own in (("ih", layer.input), ("hh", layer.recurrent)):
+            torch.testing.assert_close(own.weight.grad, getattr(twin, f"weight_{end}_l{i}").grad)
+            torch.testing.assert_close(own.bias.grad, getattr(twin, f"bias_{end}_l{i}").grad)
     for t in range(9):
         out, state = core.step(features[t], state)
         torch.testing.assert_close(out, expected[t])
@@ -80,19 +134,19 @@ def test_a_core_equals_torch_s_cell(kind):
 # --- collecting and learning ----------------------------------------------------------------------------------------
 
 
-def make_policies(world, kind: str, normalise=False) -> dict[str, ActorCritic]:
+def make_policies(world, kind: str, normalise=False, layers=1) -> dict[str, ActorCritic]:
     torch.manual_seed(0)
     made = {}
     for g in world.groups:
-        core = core_maker(kind, SIZE)
+        core = core_maker(kind, SIZE, layers)
         made[g.name] = policy = ActorCritic(g, mlp_torso((8,), "tanh"), False, normalise, 0.0, core)
         with torch.no_grad():
             policy.head.linear.weight.normal_()
     return made
 
 
-def make_collector(world, kind: str, steps: int) -> Collector:
-    made = Collector(world, make_policies(world, kind), steps, 0)
+def make_collector(world, kind: str, steps: int, layers=1) -> Collector:
+    made = Collector(world, make_policies(world, kind, layers=layers), steps, 0)
     made.start(0)
     return made
 
@@ -106,10 +160,10 @@ WORLDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("world", WORLDS)
-@pytest.mark.parametrize("steps", [1, 5, 16])
-def test_learning_over_sequences_equals_stepping(world, kind, steps):
+@pytest.mark.parametrize(("steps", "layers"), [(1, 1), (5, 2), (16, 1)])
+def test_learning_over_sequences_equals_stepping(world, kind, steps, layers):
     """Log-probabilities and values over whole sequences are those of acting; so is what the future is worth."""
-    made = make_collector(WORLDS[world](), kind, steps)
+    made = make_collector(WORLDS[world](), kind, steps, layers)
     name = list(made.rollouts)[-1]
     rollout, policy = made.rollouts[name], made.policies[name]
     learner = PPO(policy, rollout, PPOConfig(minibatches=1))
@@ -192,7 +246,7 @@ def test_a_gradient_equals_that_of_a_slow_twin(world, kind, pass_size):
     loss = -gain + 0.5 * 0.5 * error.square().mean() - 0.02 * entropy.mean()
     torch.testing.assert_close(found["loss"].detach(), loss.detach(), rtol=1e-4, atol=1e-5)
     ours = {id(p): n for n, p in policy.named_parameters()}
-    theirs = dict(zip(("core.input", "core.recurrent"), ("ih", "hh"), strict=True))
+    theirs = dict(zip(("core.layers.0.input", "core.layers.0.recurrent"), ("ih", "hh"), strict=True))
     wanted = []
     for p in learner.adam.parameters:
         layer, _, what = ours[id(p)].rpartition(".")
@@ -225,8 +279,9 @@ def test_sequences_must_divide_into_minibatches():
     make_job("cartpole", **settings)
     with pytest.raises(ShoalError, match=r"6 of them.*4 mini-batches"):
         make_job("cartpole", core="lstm", **settings)
-    with pytest.raises(ShoalError, match=r"--core-size.*0"):
-        make_job("cartpole", core_size=0, device="cpu")
+    for flag in ("--core-size", "--core-layers"):
+        with pytest.raises(ShoalError, match=rf"{flag}.*0"):
+            make_job("cartpole", device="cpu", **{flag[2:].replace("-", "_"): 0})
 
 
 def test_a_player_remembers_within_an_episode_only():
@@ -313,7 +368,7 @@ def test_only_who_remembers_can_answer(core, least, most):
 def test_a_resumed_run_remembers(tmp_path, algo):
     """With frames stacked and episodes cut off, a run that was interrupted ends with the same numbers."""
     small = dict(num_envs=32, rollout=8, eval_episodes=4, quiet=True, device="cpu", log_every=0.0, anneal_lr=False)
-    small.update(algo=algo, core="gru", core_size=8, frame_stack=3, time_limit=11, normalise_observation=True)
+    small.update(algo=algo, core="gru", core_size=8, core_layers=2, frame_stack=3, time_limit=11, normalise_observation=True)
     whole = shoal.train("cartpole", total_steps=6 * 256, run_dir=tmp_path / "whole", **small)
     shoal.train("cartpole", total_steps=3 * 256, run_dir=tmp_path / "cut", **small)
     resumed = shoal.resume(tmp_path / "cut", total_steps=6 * 256)
