@@ -95,7 +95,10 @@ def bench_render(
 def bench_pool(
     sources: str | Sequence[str], envs: int, resident: int, device: str, every: float, seconds: float
 ) -> dict[str, Any]:
-    """Step times (a depth image of 64 x 64 per env, and moves) while a scene is swapped `every` so many seconds."""
+    """Step times (a depth image of 64 x 64 per env, moves) while a scene is swapped `every` so many seconds.
+
+    Episodes last 25 steps on average.
+    """
     pool = ScenePool(sources, envs, resident, device=device)
     try:
         renderer = Renderer(pool.memory, envs, (64, 64), ["depth"], max_depth=MAX_DEPTH)
@@ -107,7 +110,7 @@ def bench_pool(
         renderer.rotation[:, 2], renderer.rotation[:, 3] = half.sin(), half.cos()
 
         def step() -> None:
-            pool.move(torch.rand(envs, device=pool.device) < 0.02)
+            pool.move(torch.rand(envs, device=pool.device) < 0.04)
             renderer.render(scene=pool.row)
 
         once = measure(step, pool.device, 1.0)

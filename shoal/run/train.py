@@ -177,6 +177,8 @@ class _Session:
             _load_others(job, self.trainer.policies)
         for remark in self.trainer.collector.remarks():
             self.progress.say(remark)
+        for name, learner in self.trainer.learners.items():
+            self.progress.say((f"{name}: " if len(self.trainer.learners) > 1 else "") + learner.remark())
         self.progress.say(f"ready after {time.monotonic() - start:.1f} s")
         if checkpoint is not None:
             own = self.trainer.state_dict()

@@ -112,14 +112,14 @@ class Trainer:
         for name, learner in self.learners.items():
             prefix = f"train/{name}/" if len(self.policies) > 1 else "train/"
             found.update({prefix + key: value for key, value in learner.read_metrics().items()})
-            found[f"{prefix}learning_rate"] = float(learner.adam.lr)
+            found[f"{prefix}learning_rate"] = float(learner.optimiser.lr)
         self.check_finite()
         return found
 
     def check_finite(self) -> None:
         """Stop if steps were refused for a gradient that is not finite; say where it came from."""
         for name, learner in self.learners.items():
-            if int(learner.adam.bad_steps):  # sync: with a log line or a checkpoint
+            if int(learner.optimiser.bad_steps):  # sync: with a log line or a checkpoint
                 self._blame(name)
 
     def _blame(self, name: str) -> None:

@@ -182,7 +182,9 @@ class ScenePool:
         self._polls += 1
         self._count_leaving()
         self._land()
-        if self._coming is None and self._leaving is None and self._polls >= self.period:
+        if self._leaving is None and len(self.active) > self.resident:
+            self._send_away()
+        if self._coming is None and self._polls >= self.period and self._empty_row() is not None:
             self._coming = self._fetch()
         if self._coming is not None and not self._travelling:
             self._board(self._coming)
@@ -207,13 +209,18 @@ class ScenePool:
             if self._leaving is None and len(self.active) > 1:
                 self._send_away()
             return
-        row = next(r for r in range(self.memory.rows) if self.memory.scene(r) is None)
+        row = self._empty_row()
+        if row is None:
+            return
         self.memory.reserve(row, scene)
         self._travelling = True
         self._uploader.send(row, scene)
 
+    def _empty_row(self) -> int | None:
+        return next((row for row in range(self.memory.rows) if self.memory.scene(row) is None), None)
+
     def _land(self) -> None:
-        """Open a scene that has been copied to new episodes, and send the oldest away for it."""
+        """Open a scene that has been copied to new episodes."""
         try:
             row = self._uploader.landed.get_nowait()
         except queue.Empty:
@@ -222,10 +229,7 @@ class ScenePool:
         self.active.append(row)
         self._coming, self._travelling, self._polls = None, False, 0
         self.loaded += 1
-        if len(self.active) > self.resident and self._leaving is None:
-            self._send_away()
-        else:
-            self._offer()
+        self._offer()
 
     def _send_away(self) -> None:
         self._leaving = self.active.pop(0)
