@@ -13,7 +13,7 @@ class A2CConfig(PolicyGradientConfig):
     """Settings of A2C."""
 
     lr: float = 1e-3
-    """Learning rate of Adam."""
+    """Learning rate; with --lr-scale, of batches of --lr-batch samples."""
     entropy: float = 0.01
     """Weight of the entropy bonus."""
 

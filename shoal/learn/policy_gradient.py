@@ -3,15 +3,16 @@
 A batch whose activations would not fit is worked through in passes of equal size; gradients add up over them.
 """
 
+import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from shoal.core.settings import check_settings
 from shoal.errors import ShoalError
 from shoal.learn import losses
-from shoal.learn.optim import Adam
+from shoal.learn.optim import OPTIMISERS
 from shoal.learn.returns import advantage_plan, discounted_plan
 from shoal.learn.rollout import EVERYTHING, Rollout, stacked
 from shoal.policy import ActorCritic, RunningMoments
@@ -22,13 +23,33 @@ ACTIVATION_MEMORY = {"cpu": 2**30, "cuda": 2**34}
 BYTES_PER_ACTIVATION = 12
 """What a number between two layers costs in an update: itself, what autograd keeps of it, and its gradient."""
 
+LAMB_DECAY = 0.01
+"""Weight decay of Lamb, unless another one is asked for."""
+
+LR_POWERS = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
+"""Rule -> power of the size of a mini-batch that the learning rate grows with."""
+
 
 @dataclass(frozen=True)
 class PolicyGradientConfig:
     """Settings that every policy-gradient learner has."""
 
     lr: float = 3e-4
-    """Learning rate of Adam."""
+    """Learning rate; with --lr-scale, of mini-batches of --lr-batch samples."""
+    lr_scale: Literal["none", "sqrt", "linear"] = "none"
+    """How the learning rate grows with the samples of a mini-batch, those of all agents together."""
+    lr_batch: int = 256
+    """Samples of the mini-batch that --lr is for, where it grows."""
+    lr_warmup: float = 0.0
+    """Share of the run in which the learning rate rises from zero."""
+    anneal: Literal["linear", "cosine", "none"] = "linear"
+    """How the learning rate falls over the rest of the run."""
+    lr_end: float = 0.0
+    """Share of the learning rate that is left at the end, if it falls."""
+    optimiser: Literal["adam", "lamb"] = "adam"
+    """Adam, or Lamb for large batches, which fits the steps to the size of the weights."""
+    weight_decay: float | None = None
+    """Share of the weights lost per step, times the learning rate (none: 0.01 with Lamb, else 0)."""
     gamma: float = 0.99
     """Discount per step."""
     lam: float = 0.95
@@ -39,25 +60,52 @@ class PolicyGradientConfig:
     """Weight of the value loss."""
     clip_norm: float = 0.5
     """Largest norm of the gradient."""
-    anneal_lr: bool = True
-    """Let the learning rate fall linearly to zero over the run."""
     normalise_advantage: bool = True
     """Scale the advantages of each mini-batch to mean 0 and deviation 1."""
     normalise_reward: bool = False
     """Divide rewards by the running deviation of the discounted return."""
     adam_eps: float = 1e-5
-    """Epsilon of Adam."""
+    """Epsilon of Adam and Lamb."""
     pass_size: int | None = None
     """Samples that an update works on at once; gradients add up (none: what fits in a few GiB)."""
 
     def __post_init__(self):
         check_settings(self)
         _require("lr", self.lr, self.lr > 0, "above 0")
+        _require("lr-batch", self.lr_batch, self.lr_batch > 0, "above 0")
+        _require("lr-warmup", self.lr_warmup, 0 <= self.lr_warmup < 1, "at least 0 and below 1")
+        _require("lr-end", self.lr_end, 0 <= self.lr_end <= 1, "between 0 and 1")
+        _require("weight-decay", self.weight_decay, (self.weight_decay or 0.0) >= 0, "at least 0")
         _require("adam-eps", self.adam_eps, self.adam_eps > 0, "above 0")
         _require("gamma", self.gamma, 0 <= self.gamma <= 1, "between 0 and 1")
         _require("lam", self.lam, 0 <= self.lam <= 1, "between 0 and 1")
         _require("clip-norm", self.clip_norm, self.clip_norm > 0, "above 0")
         _require("pass-size", self.pass_size, self.pass_size is None or self.pass_size > 0, "above 0")
+
+    @property
+    def decay(self) -> float:
+        """The weight decay that is meant."""
+        return LAMB_DECAY * (self.optimiser == "lamb") if self.weight_decay is None else self.weight_decay
+
+    def batch(self, samples: int) -> int:
+        """How many of the samples of a rollout a step is made of."""
+        return samples
+
+    def peak_lr(self, batch: int) -> float:
+        """The highest learning rate for mini-batches of so many samples: lr (B / B0)^p, p = 1/2 or 1."""
+        return self.lr * (batch / self.lr_batch) ** LR_POWERS[self.lr_scale]
+
+    def lr_share(self, done: float) -> float:
+        """The learning rate after a share `done` of the run, as a share of the highest.
+
+        d / w up to the end w of the warm-up; then, with t from 0 to 1 over the rest and e the share left at the end,
+        1 - (1 - e) t or e + (1 - e) (1 + cos(pi t)) / 2.
+        """
+        if done < self.lr_warmup:
+            return done / self.lr_warmup
+        t = min(1.0, (done - self.lr_warmup) / (1.0 - self.lr_warmup))
+        left = {"none": 1.0, "linear": 1.0 - t, "cosine": 0.5 * (1.0 + math.cos(math.pi * t))}[self.anneal]
+        return left if self.anneal == "none" else self.lr_end + (1.0 - self.lr_end) * left
 
     def check_samples(self, samples: int, sequences: int | None = None) -> None:
         """Refuse a rollout of a size that this learner cannot use; with `sequences`, one that stays in whole ones."""
@@ -113,10 +161,14 @@ class PolicyGradient:
         config.check_samples(rollout.samples, sequences)
         self.units = sequences or rollout.samples
         """What mini-batches are drawn from: samples, or the sequences of env and agent that a core goes along."""
+        self._each = rollout.samples // self.units
         self.policy, self.rollout, self.config, self.seed = policy, rollout, config, seed
         self.device = rollout.reward.device
         self.bf16 = bf16
-        self.adam = Adam(policy, config.adam_eps, config.clip_norm, compiled)
+        make = OPTIMISERS[config.optimiser]
+        self.optimiser = make(policy, config.adam_eps, config.clip_norm, compiled, weight_decay=config.decay)
+        self.peak_lr = config.peak_lr(config.batch(rollout.samples))
+        """The highest learning rate of the run."""
         self.updates = torch.zeros(1, dtype=torch.int32, device=self.device)
 
         envs, agents = rollout.reward.shape[1:]
@@ -234,18 +286,18 @@ class PolicyGradient:
         """The losses over the samples or sequences `pick` (None: all) and the gradient of found["loss"]."""
         if pick is None and self.policy.core is not None:
             pick = torch.arange(self.units, device=self.device)
-        passes = self._passes(self.units if pick is None else pick.shape[0], self.rollout.samples // self.units)
+        passes = self._passes(self.units if pick is None else pick.shape[0], self._each)
         if len(passes) == 1:
             found = self._losses(self._batch, pick, None)
-            return found, self.adam.gradient(found["loss"])
+            return found, self.optimiser.gradient(found["loss"])
         with torch.no_grad():
             whole = self._whole_of(self._batch.advantage, self._counts, self._rows(pick))
         total: dict[str, torch.Tensor] = {}
-        gradient = torch.zeros_like(self.adam.flat)
+        gradient = torch.zeros_like(self.optimiser.flat)
         for rows in passes:
             batch = self._batch.part(rows) if pick is None else self._batch
             found = self._losses(batch, None if pick is None else pick[rows], whole)
-            gradient += self.adam.gradient(found["loss"])
+            gradient += self.optimiser.gradient(found["loss"])
             for name, value in found.items():
                 total[name] = total.get(name, 0.0) + value.detach()
         return total, gradient
@@ -310,7 +362,7 @@ class PolicyGradient:
 
     def _descend(self, found: dict[str, torch.Tensor], gradient: torch.Tensor, go: torch.Tensor) -> None:
         """Step down the gradient, unless `go` is 0, and add what was found to the metrics."""
-        norm = self.adam.step(gradient, go)
+        norm = self.optimiser.step(gradient, go)
         with torch.no_grad():
             for name in self.metric_names:
                 self.metrics[name].add_(found[name].detach())
@@ -324,8 +376,22 @@ class PolicyGradient:
 
     def set_progress(self, done: float) -> None:
         """Tell how much of the run is over, from 0 to 1: sets the learning rate."""
-        left = 1.0 - done if self.config.anneal_lr else 1.0
-        self.adam.lr.fill_(self.config.lr * left)
+        self.optimiser.lr.fill_(self.peak_lr * self.config.lr_share(done))
+
+    def remark(self) -> str:
+        """How steps are made, in words."""
+        c, batch = self.config, self.config.batch(self.rollout.samples)
+        rate = f"{c.lr:.3g}"
+        if c.lr_scale != "none":
+            power = "sqrt" if c.lr_scale == "sqrt" else ""
+            rate += f" x {power}({batch:,} / {c.lr_batch:,}) = {self.peak_lr:.3g}"
+        rate += f", rising over {100 * c.lr_warmup:g} % of the run" if c.lr_warmup else ""
+        fall = {"none": "", "linear": ", falling linearly", "cosine": ", falling as a cosine"}[c.anneal]
+        fall += f" to {100 * c.lr_end:g} % of it" if fall and c.lr_end else " to 0" if fall else ""
+        passes = len(self._passes(batch // self._each, self._each))
+        size = f"{batch:,} samples" + (f" in {passes} passes" if passes > 1 else "")
+        decay = f", weight decay {c.decay:g}" if c.decay else ""
+        return f"{c.optimiser.capitalize()}{decay}, mini-batches of {size}, learning rate {rate}{fall}"
 
     def read_metrics(self) -> dict[str, float]:
         """Means since the last reading. Waits for the device: once per log interval."""
@@ -348,7 +414,7 @@ class PolicyGradient:
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Everything the next update depends on, besides the policy."""
-        state = {f"adam.{k}": v for k, v in self.adam.state_dict().items()}
+        state = {f"optimiser.{k}": v for k, v in self.optimiser.state_dict().items()}
         state.update({f"reward_moments.{k}": v for k, v in self.reward_moments.state_dict().items()})
         state["reward_carry"] = self.reward_carry
         state["updates"] = self.updates

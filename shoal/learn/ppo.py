@@ -33,6 +33,9 @@ class PPOConfig(PolicyGradientConfig):
         for name, value in (("clip-value", self.clip_value), ("target-kl", self.target_kl)):
             _require(name, value, value is None or value > 0, "above 0")
 
+    def batch(self, samples: int) -> int:
+        return samples // self.minibatches
+
     def check_samples(self, samples: int, sequences: int | None = None) -> None:
         if sequences is not None and sequences % self.minibatches:
             raise ShoalError(

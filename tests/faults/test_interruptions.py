@@ -26,7 +26,8 @@ FLAGS = [
     "2",
     "--device",
     "cpu",
-    "--no-anneal-lr",
+    "--anneal",
+    "none",
     "--compile",
     "off",
 ]

@@ -90,7 +90,7 @@ def test_graphs_and_the_plain_path_make_the_same_numbers(world, settings):
         for _ in range(6):
             trainer.iterate()
         learner, rollout = next(iter(trainer.learners.values())), next(iter(trainer.collector.rollouts.values()))
-        weights.append(learner.adam.flat.clone())
+        weights.append(learner.optimiser.flat.clone())
         rewards.append(rollout.reward.clone())
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(rewards[0], rewards[1], rtol=1e-5, atol=1e-5)
@@ -153,7 +153,7 @@ def test_resume_on_a_gpu_is_exact(tmp_path):
     import shoal
     from shoal.run.checkpoint import load_checkpoint
 
-    settings = dict(num_envs=256, rollout=16, device="cuda", quiet=True, eval_episodes=4, anneal_lr=False)
+    settings = dict(num_envs=256, rollout=16, device="cuda", quiet=True, eval_episodes=4, anneal="none")
     one = 256 * 16
     whole = shoal.train("cartpole", total_steps=8 * one, run_dir=tmp_path / "whole", **settings)
     shoal.train("cartpole", total_steps=4 * one, run_dir=tmp_path / "cut", **settings)

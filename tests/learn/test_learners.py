@@ -1,6 +1,7 @@
 """A2C and PPO against a plain torch version of one update; what stops a step and who is left out of it."""
 
 import copy
+import dataclasses
 
 import numpy as np
 import pytest
@@ -252,7 +253,7 @@ def test_nobody_alive_is_no_step_away():
     made = learner(PPO, policy, rollout, PPOConfig())
     made.update()
     assert torch.equal(vector(policy), before)
-    assert float(made.adam.bad_steps) == 0.0
+    assert float(made.optimiser.bad_steps) == 0.0
 
 
 # --- what stops a step ----------------------------------------------------------------------------------------------
@@ -270,7 +271,7 @@ def test_target_kl_stops_the_remaining_steps():
         policy = make_policy(PLAIN)
         made = learner(PPO, policy, make_rollout(policy, off_policy=0.0), config)
         made.update()
-        results[name] = vector(policy), float(made.adam.steps)
+        results[name] = vector(policy), float(made.optimiser.steps)
     torch.testing.assert_close(results["stopped"][0], results["one"][0], rtol=0, atol=1e-6)
     assert torch.equal(results["generous"][0], results["five"][0])
     assert [results[name][1] for name in ("one", "stopped", "five", "generous")] == [1, 1, 5, 5]
@@ -285,7 +286,7 @@ def test_once_stopped_it_stays_stopped():
         made = learner(PPO, policy, rollout, PPOConfig(lr=1e-6, epochs=1, minibatches=4, target_kl=1.0))
         made.update()
         place = made.order.tolist().index(sample) // (SAMPLES // 4)
-        assert float(made.adam.steps) == place
+        assert float(made.optimiser.steps) == place
 
 
 def test_the_next_rollout_starts_free_again():
@@ -296,7 +297,7 @@ def test_the_next_rollout_starts_free_again():
         rollout.log_prob.copy_(make_rollout(policy, off_policy=0.0).log_prob)
         rollout.action.copy_(make_rollout(policy, off_policy=0.0).action)
         made.update()
-        assert float(made.adam.steps) == update
+        assert float(made.optimiser.steps) == update
 
 
 @pytest.mark.parametrize("kind", [A2C, PPO])
@@ -308,7 +309,7 @@ def test_a_reward_that_is_not_finite_changes_nothing(kind):
     made = learner(kind, policy, rollout, A2CConfig() if kind is A2C else PPOConfig(epochs=1, minibatches=1))
     made.update()
     assert torch.equal(vector(policy), before)
-    assert float(made.adam.bad_steps) == 1.0
+    assert float(made.optimiser.bad_steps) == 1.0
 
 
 @pytest.mark.parametrize("minibatches", [5, 7, SAMPLES + 1])
@@ -326,6 +327,12 @@ def test_minibatches_that_do_not_divide_are_refused(minibatches):
         (dict(lam=-0.1), "--lam.*-0.1"),
         (dict(clip_norm=0.0), "--clip-norm.*0.0"),
         (dict(epochs=0), "--epochs.*0"),
+        (dict(lr_batch=0), "--lr-batch.*0"),
+        (dict(lr_warmup=1.0), "--lr-warmup.*1.0"),
+        (dict(lr_end=-0.1), "--lr-end.*-0.1"),
+        (dict(weight_decay=-1.0), "--weight-decay.*-1.0"),
+        (dict(optimiser="lam"), "--optimiser.*lam"),
+        (dict(anneal="cosin"), "--anneal.*cosin"),
         (dict(minibatches=0), "--minibatches.*0"),
         (dict(clip=0.0), "--clip.*0.0"),
     ],
@@ -372,13 +379,74 @@ def test_rewards_are_divided_by_the_deviation_of_the_discounted_return():
 def test_learning_rate_falls_to_zero_if_asked():
     policy = make_policy(PLAIN)
     rollout = make_rollout(policy)
-    for anneal, expected in [(True, [0.1, 0.075, 0.0]), (False, [0.1, 0.1, 0.1])]:
-        made = A2C(policy, rollout, A2CConfig(lr=0.1, anneal_lr=anneal))
+    for anneal, expected in [("linear", [0.1, 0.075, 0.0]), ("none", [0.1, 0.1, 0.1])]:
+        made = A2C(policy, rollout, A2CConfig(lr=0.1, anneal=anneal))
         found = []
         for done in (0.0, 0.25, 1.0):
             made.set_progress(done)
-            found.append(float(made.adam.lr))
+            found.append(float(made.optimiser.lr))
         assert found == pytest.approx(expected)
+
+
+SQRT = dict(lr=5e-4, lr_scale="sqrt", lr_warmup=0.01, anneal="cosine", lr_end=0.01)
+
+
+@pytest.mark.parametrize(
+    ("settings", "shares"),
+    [
+        (SQRT, {0.0: 0.0, 0.004: 0.4, 0.01: 1.0, 0.505: 0.505, 1.0: 0.01, 1.1: 0.01}),
+        (dict(anneal="cosine"), {0.0: 1.0, 1 / 3: 0.75, 0.5: 0.5, 2 / 3: 0.25, 1.0: 0.0}),
+        (dict(anneal="linear", lr_end=0.5), {0.0: 1.0, 0.5: 0.75, 1.0: 0.5}),
+        (dict(anneal="linear", lr_warmup=0.5), {0.25: 0.5, 0.5: 1.0, 0.75: 0.5, 1.0: 0.0}),
+        (dict(anneal="none", lr_warmup=0.1, lr_end=0.3), {0.05: 0.5, 0.1: 1.0, 1.0: 1.0}),
+    ],
+)
+def test_how_learning_rates_rise_and_fall(settings, shares):
+    config = PPOConfig(**settings)
+    for done, share in shares.items():
+        assert config.lr_share(done) == pytest.approx(share, abs=1e-9)
+
+
+def test_learning_rates_grow_with_the_mini_batch():
+    """PPO's mini-batch is a part of the rollout, A2C's all of it; agents count."""
+    policy = make_policy(PLAIN)
+    rollout = make_rollout(policy)
+    for kind, config, batch in ((PPO, PPOConfig, SAMPLES // 2), (A2C, A2CConfig, SAMPLES)):
+        more = dict(minibatches=2) if kind is PPO else {}
+        for rule, factor in (("none", 1.0), ("sqrt", (batch / 6) ** 0.5), ("linear", batch / 6)):
+            made = learner(kind, policy, rollout, config(lr=0.01, lr_scale=rule, lr_batch=6, **more))
+            assert float(made.optimiser.lr) == pytest.approx(0.01 * factor)
+            assert made.peak_lr == pytest.approx(0.01 * factor)
+    assert PPOConfig(**SQRT).peak_lr(1024) == pytest.approx(1e-3)
+
+
+def test_what_is_said_of_the_steps():
+    policy = make_policy(PLAIN)
+    rollout = make_rollout(policy)
+    plain = PPO(policy, rollout, PPOConfig(minibatches=2)).remark()
+    assert plain == "Adam, mini-batches of 24 samples, learning rate 0.0003, falling linearly to 0"
+    config = PPOConfig(**SQRT, lr_batch=6, minibatches=2, optimiser="lamb", pass_size=8)
+    assert PPO(policy, rollout, config).remark() == (
+        "Lamb, weight decay 0.01, mini-batches of 24 samples in 3 passes, learning rate "
+        "0.0005 x sqrt(24 / 6) = 0.001, rising over 1 % of the run, falling as a cosine to 1 % of it"
+    )
+
+
+@pytest.mark.parametrize("kind", [A2C, PPO])
+@pytest.mark.parametrize("optimiser", ["adam", "lamb"])
+def test_passes_with_every_optimiser(kind, optimiser):
+    """One pass and four of the same mini-batch make the same step, agents that leave included."""
+    weights = []
+    for pass_size in (SAMPLES, SAMPLES // 4):
+        policy = make_policy(GROUPS["masked choices that leave"])
+        config = (A2CConfig if kind is A2C else PPOConfig)(lr=0.01, optimiser=optimiser, pass_size=pass_size)
+        if kind is PPO:
+            config = dataclasses.replace(config, minibatches=1, epochs=2)
+        made = learner(kind, policy, make_rollout(policy), config)
+        assert len(made._passes(SAMPLES)) == SAMPLES // pass_size
+        made.update()
+        weights.append(vector(policy))
+    torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", [A2C, PPO])

@@ -1,14 +1,16 @@
-"""Adam over one flat vector against torch's, and the steps that must not happen."""
+"""Adam over one flat vector against torch's, Lamb against a slow twin, and the steps that must not happen."""
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from shoal.learn.optim import Adam
+from shoal.learn.optim import ROW, Adam, Lamb
 
 ON, OFF = torch.ones(()), torch.zeros(())
+BOTH = pytest.mark.parametrize("kind", [Adam, Lamb])
 
 
 def network(seed=0) -> nn.Module:
@@ -22,8 +24,8 @@ def loss_of(module: nn.Module, step: int) -> torch.Tensor:
     return (module(x) - y).square().mean()
 
 
-def make(module, lr=0.01, max_norm=1.0) -> Adam:
-    adam = Adam(module, 1e-5, max_norm, compiled=False)
+def make(module, lr=0.01, max_norm=1.0, kind=Adam, weight_decay=0.0) -> Adam:
+    adam = kind(module, 1e-5, max_norm, compiled=False, weight_decay=weight_decay)
     adam.lr.fill_(lr)
     return adam
 
@@ -55,9 +57,10 @@ def snapshot(module, adam) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
-def test_a_gradient_that_is_not_finite_changes_nothing(poison):
+@BOTH
+def test_a_gradient_that_is_not_finite_changes_nothing(poison, kind):
     module = network()
-    adam = make(module)
+    adam = make(module, kind=kind)
     adam.step(adam.gradient(loss_of(module, 0)), ON)
     before = snapshot(module, adam)
     adam.step(adam.gradient(loss_of(module, 1) + poison * module[0].weight[0, 0]), ON)
@@ -66,9 +69,10 @@ def test_a_gradient_that_is_not_finite_changes_nothing(poison):
     assert float(adam.bad_steps) == 1.0
 
 
-def test_a_step_without_go_changes_nothing():
+@BOTH
+def test_a_step_without_go_changes_nothing(kind):
     module = network()
-    adam = make(module)
+    adam = make(module, kind=kind)
     adam.step(adam.gradient(loss_of(module, 0)), ON)
     before = snapshot(module, adam)
     assert adam.step(adam.gradient(loss_of(module, 1)), OFF) > 0
@@ -78,10 +82,11 @@ def test_a_step_without_go_changes_nothing():
     assert float(adam.bad_steps) == 0.0
 
 
-def test_skipped_steps_leave_no_trace():
+@BOTH
+def test_skipped_steps_leave_no_trace(kind):
     """With bad and forbidden steps in between, the walk is that of the good ones alone."""
     plain, disturbed = network(), network()
-    one, other = make(plain), make(disturbed)
+    one, other = make(plain, kind=kind), make(disturbed, kind=kind)
     for step in range(6):
         one.step(one.gradient(loss_of(plain, step)), ON)
         other.step(other.gradient(float("inf") * loss_of(disturbed, step)), ON)
@@ -90,20 +95,22 @@ def test_skipped_steps_leave_no_trace():
     assert torch.equal(one.flat, other.flat)
 
 
-def test_the_module_sees_the_vector_and_keeps_its_numbers():
+@BOTH
+def test_the_module_sees_the_vector_and_keeps_its_numbers(kind):
     module, original = network(), network()
-    adam = make(module)
+    adam = make(module, kind=kind)
     for one, other in zip(module.parameters(), original.parameters(), strict=True):
         assert torch.equal(one, other)
     adam.flat.zero_()
     assert not any(p.any() for p in module.parameters())
 
 
-def test_frozen_parameters_stay():
+@BOTH
+def test_frozen_parameters_stay(kind):
     module = network()
     module[0].weight.requires_grad_(False)
     kept = module[0].weight.clone()
-    adam = make(module)
+    adam = make(module, kind=kind)
     adam.step(adam.gradient(loss_of(module, 0)), ON)
     assert torch.equal(module[0].weight, kept)
     assert not torch.equal(module[2].weight, network()[2].weight)
@@ -120,10 +127,11 @@ def test_a_parameter_that_the_loss_does_not_use_stays():
     assert not torch.equal(module[2].weight, network()[2].weight)
 
 
-def test_the_gradient_is_reduced_before_it_is_clipped():
+@BOTH
+def test_the_gradient_is_reduced_before_it_is_clipped(kind):
     """Averaging over processes comes first: a reduction that doubles gives the step of the doubled loss."""
     mine, theirs = network(), network()
-    adam, reference = make(mine, max_norm=0.5), make(theirs, max_norm=0.5)
+    adam, reference = make(mine, max_norm=0.5, kind=kind), make(theirs, max_norm=0.5, kind=kind)
     adam.reduce = lambda gradient: gradient.mul_(2.0)
     for step in range(3):
         found = adam.step(adam.gradient(loss_of(mine, step)), ON)
@@ -131,15 +139,136 @@ def test_the_gradient_is_reduced_before_it_is_clipped():
     torch.testing.assert_close(adam.flat, reference.flat)
 
 
-def test_a_saved_state_continues_bit_for_bit():
+@BOTH
+def test_a_saved_state_continues_bit_for_bit(kind):
     module = network()
-    adam = make(module)
+    adam = make(module, kind=kind)
     for step in range(3):
         adam.step(adam.gradient(loss_of(module, step)), ON)
     other = copy.deepcopy(module)
-    resumed = make(other)
+    resumed = make(other, kind=kind)
     resumed.load_state_dict({name: t.clone() for name, t in adam.state_dict().items()})
     for step in range(3, 6):
         adam.step(adam.gradient(loss_of(module, step)), ON)
         resumed.step(resumed.gradient(loss_of(other, step)), ON)
     assert torch.equal(adam.flat, resumed.flat)
+
+
+# --- weights and the rest told apart ----------------------------------------------------------------------------------
+
+
+class Odd(nn.Module):
+    """Parameters of all ranks and of sizes around a row: scalars, biases, a norm, weights large, small and zero."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.scale = nn.Parameter(torch.ones(()))
+        self.first = nn.Linear(4, 300)
+        self.norm = nn.LayerNorm(300)
+        self.zero = nn.Linear(300, ROW // 64)
+        self.last = nn.Linear(8, 64, bias=False)
+        self.conv = nn.Conv2d(1, 2, 3)
+        with torch.no_grad():
+            self.zero.weight.zero_()
+            self.last.weight.mul_(40.0)
+            self.conv.weight.mul_(1e-4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.last(self.zero(self.norm(self.first(x) * self.scale)).tanh())
+        return self.conv(x.view(-1, 1, 8, 8)).flatten(1)
+
+
+def odd_loss(module: nn.Module, step: int) -> torch.Tensor:
+    torch.manual_seed(100 + step)
+    return (module(torch.randn(16, 4)) - 3.0 * torch.randn(16, 72)).square().mean()
+
+
+def lamb_twin(parameters, state, gradients, step: int, lr: float, decay: float, max_norm: float) -> list[float]:
+    """One step of Lamb in float64, one parameter after the other; returns the trust ratios."""
+    norm = np.sqrt(sum((g**2).sum() for g in gradients))
+    ratios = []
+    for p, (m, v), g in zip(parameters, state, gradients, strict=True):
+        g = g * min(1.0, max_norm / (norm + 1e-6))
+        m += 0.1 * (g - m)
+        v += 0.001 * (g**2 - v)
+        u = (m / (1 - 0.9**step)) / (np.sqrt(v / (1 - 0.999**step)) + 1e-5)
+        ratio = 1.0
+        if p.ndim > 1:
+            u = u + decay * p
+            if (p**2).sum() > 0 and (u**2).sum() > 0:
+                ratio = min(np.sqrt((p**2).sum()), 10.0) / np.sqrt((u**2).sum())
+                ratio = min(max(ratio, 0.01), 100.0)
+        p -= lr * ratio * u
+        ratios.append(ratio)
+    return ratios
+
+
+def test_lamb_equals_its_twin():
+    """All bounds are met: a ratio at its lowest, weights counted as shorter than they are, weights of zero."""
+    module = Odd()
+    lamb = make(module, kind=Lamb, weight_decay=0.01)
+    twins = [p.detach().double().numpy().copy() for p in module.parameters()]
+    state = [(np.zeros_like(p), np.zeros_like(p)) for p in twins]
+    names, seen = [name for name, _ in module.named_parameters()], {}
+    longest = 0.0
+    for step in range(1, 16):
+        lamb.lr.fill_(0.02 / step)
+        gradients = torch.autograd.grad(odd_loss(module, step), list(module.parameters()))
+        lamb.step(lamb.gradient(odd_loss(module, step)), ON)
+        longest = max(longest, np.sqrt((twins[names.index("last.weight")] ** 2).sum()))
+        found = lamb_twin(twins, state, [g.double().numpy() for g in gradients], step, 0.02 / step, 0.01, 1.0)
+        for name, ratio in zip(names, found, strict=True):
+            seen.setdefault(name, []).append(ratio)
+        for (name, p), twin in zip(module.named_parameters(), twins, strict=True):
+            torch.testing.assert_close(p.detach().double(), torch.as_tensor(twin), rtol=2e-3, atol=2e-5, msg=name)
+    assert seen["zero.weight"][0] == 1.0 != seen["zero.weight"][1]
+    assert seen["conv.weight"][0] == 0.01
+    assert longest > 10.0
+    assert set(seen["scale"] + seen["norm.weight"] + seen["first.bias"]) == {1.0}
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_weight_decay_equals_that_of_torch(decay):
+    """Decoupled, and for weights alone."""
+    mine, theirs = Odd(), Odd()
+    adam = make(mine, weight_decay=decay)
+    assert adam.row == (ROW if decay else 1)
+    groups = [
+        dict(params=[p for p in theirs.parameters() if p.ndim > 1], weight_decay=decay),
+        dict(params=[p for p in theirs.parameters() if p.ndim < 2], weight_decay=0.0),
+    ]
+    reference = torch.optim.AdamW(groups, lr=0.01, eps=1e-5)
+    for step in range(10):
+        adam.step(adam.gradient(odd_loss(mine, step)), ON)
+        reference.zero_grad()
+        odd_loss(theirs, step).backward()
+        nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
+        reference.step()
+    for one, other in zip(mine.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_gaps_between_parameters_stay_empty():
+    module = Odd()
+    lamb = make(module, kind=Lamb, weight_decay=0.01)
+    assert lamb.flat.numel() % ROW == 0
+    for step in range(3):
+        lamb.step(lamb.gradient(odd_loss(module, step)), ON)
+    numbers = sum(p.numel() for p in module.parameters())
+    for vector in (lamb.flat, lamb.first, lamb.second):
+        assert int((vector != 0).sum()) <= numbers
+    total = torch.stack([p.detach().double().square().sum() for p in module.parameters()]).sum()
+    torch.testing.assert_close(lamb.flat.double().square().sum(), total)
+
+
+def test_a_compiled_step_of_lamb_equals_a_plain_one():
+    results = []
+    for compiled in (False, True):
+        module = Odd()
+        lamb = Lamb(module, 1e-5, 1.0, compiled, weight_decay=0.01)
+        lamb.lr.fill_(0.01)
+        for step in range(3):
+            lamb.step(lamb.gradient(odd_loss(module, step)), ON)
+        results.append(lamb.flat.clone())
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)

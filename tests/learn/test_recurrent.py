@@ -248,7 +248,7 @@ def test_a_gradient_equals_that_of_a_slow_twin(world, kind, pass_size):
     ours = {id(p): n for n, p in policy.named_parameters()}
     theirs = dict(zip(("core.layers.0.input", "core.layers.0.recurrent"), ("ih", "hh"), strict=True))
     wanted = []
-    for p in learner.adam.parameters:
+    for p in learner.optimiser.parameters:
         layer, _, what = ours[id(p)].rpartition(".")
         wanted.append(getattr(cell, f"{what}_{theirs[layer]}") if layer in theirs else p)
     expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, wanted)])
@@ -269,7 +269,7 @@ def test_a2c_learns_from_all_sequences(kind):
         for _ in range(2):
             made.collect()
             learner.update()
-        weights.append(learner.adam.flat.clone())
+        weights.append(learner.optimiser.flat.clone())
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-5)
 
 
@@ -367,8 +367,10 @@ def test_only_who_remembers_can_answer(core, least, most):
 @pytest.mark.parametrize("algo", ["ppo", "a2c"])
 def test_a_resumed_run_remembers(tmp_path, algo):
     """With frames stacked and episodes cut off, a run that was interrupted ends with the same numbers."""
-    small = dict(num_envs=32, rollout=8, eval_episodes=4, quiet=True, device="cpu", log_every=0.0, anneal_lr=False)
-    small.update(algo=algo, core="gru", core_size=8, core_layers=2, frame_stack=3, time_limit=11, normalise_observation=True)
+    small = dict(num_envs=32, rollout=8, eval_episodes=4, quiet=True, device="cpu", log_every=0.0, anneal="none")
+    small.update(
+        algo=algo, core="gru", core_size=8, core_layers=2, frame_stack=3, time_limit=11, normalise_observation=True
+    )
     whole = shoal.train("cartpole", total_steps=6 * 256, run_dir=tmp_path / "whole", **small)
     shoal.train("cartpole", total_steps=3 * 256, run_dir=tmp_path / "cut", **small)
     resumed = shoal.resume(tmp_path / "cut", total_steps=6 * 256)
@@ -383,12 +385,12 @@ def test_one_group_of_two_may_remember():
     settings = dict(world_config=dict(taggers=3, runners=6, size=4.0, max_steps=10), num_envs=8, rollout=8, hidden=(8,))
     job = make_job("tag-continuous", device="cpu", per_group=("runner.core=lstm", "runner.core-size=5"), **settings)
     trainer = Trainer(job)
-    before = {name: learner.adam.flat.clone() for name, learner in trainer.learners.items()}
+    before = {name: learner.optimiser.flat.clone() for name, learner in trainer.learners.items()}
     for _ in range(3):
         trainer.iterate()
     assert {name: policy.state_size for name, policy in trainer.policies.items()} == {"tagger": 0, "runner": 10}
     assert trainer.collector.rollouts["tagger"].state is None
     assert trainer.collector.rollouts["runner"].state.shape == (2, 8, 6, 10)
     for name, learner in trainer.learners.items():
-        assert not torch.equal(before[name], learner.adam.flat)
-        assert int(learner.adam.bad_steps) == 0
+        assert not torch.equal(before[name], learner.optimiser.flat)
+        assert int(learner.optimiser.bad_steps) == 0

@@ -83,7 +83,7 @@ def test_an_update_of_a_cnn_with_mixed_actions(made):
     learner.set_progress(0.0)
     before = {name: p.detach().clone() for name, p in policy.named_parameters()}
     learner.update()
-    assert not float(learner.adam.bad_steps)
+    assert not float(learner.optimiser.bad_steps)
     for name, p in policy.named_parameters():
         assert torch.isfinite(p).all(), name
         assert not torch.equal(p, before[name]), name

@@ -169,7 +169,7 @@ def test_a_tagged_runner_never_appears_in_a_loss_again(algo):
             rollout.log_prob[rows] = -3.0
             rollout.reward[rows] = 100.0
         trainer.learn()
-        weights[spoil] = trainer.learners["runner"].adam.flat.clone()
+        weights[spoil] = trainer.learners["runner"].optimiser.flat.clone()
     assert torch.equal(weights["nothing"], weights["out"])
     assert not torch.equal(weights["nothing"], weights["in"])
 
@@ -193,7 +193,7 @@ def test_updates_in_passes_equal_an_update_at_once(world, algo):
         made = make_job(world, total_steps=1e6, **changes) if world == "pandemic" else job(world, **changes)
         trainer = Trainer(made)
         trainer.iterate()
-        weights.append(torch.cat([learner.adam.flat for learner in trainer.learners.values()]))
+        weights.append(torch.cat([learner.optimiser.flat for learner in trainer.learners.values()]))
     torch.testing.assert_close(weights[0], weights[1], rtol=2e-4, atol=2e-6)
 
 

@@ -55,7 +55,7 @@ def test_metrics_carry_the_usual_names(run):
 @pytest.mark.parametrize("algo", ["ppo", "a2c"])
 def test_resumed_run_equals_an_uninterrupted_one(tmp_path, algo):
     """Cut after 4 of 9 iterations by a smaller total; the schedule of the learning rate is the same in both."""
-    settings = dict(SMALL, algo=algo, normalise_observation=True, normalise_reward=True, anneal_lr=False)
+    settings = dict(SMALL, algo=algo, normalise_observation=True, normalise_reward=True, anneal="none")
     whole = shoal.train("pendulum", total_steps=9 * STEPS, run_dir=tmp_path / "whole", **settings)
     shoal.train("pendulum", total_steps=4 * STEPS, run_dir=tmp_path / "cut", **settings)
     resumed = shoal.resume(tmp_path / "cut", total_steps=9 * STEPS)
@@ -63,7 +63,7 @@ def test_resumed_run_equals_an_uninterrupted_one(tmp_path, algo):
 
 
 def test_resume_with_wrappers_is_exact(tmp_path):
-    settings = dict(SMALL, action_repeat=2, frame_stack=3, time_limit=11, anneal_lr=False)
+    settings = dict(SMALL, action_repeat=2, frame_stack=3, time_limit=11, anneal="none")
     whole = shoal.train("cartpole", total_steps=6 * STEPS, run_dir=tmp_path / "whole", **settings)
     shoal.train("cartpole", total_steps=3 * STEPS, run_dir=tmp_path / "cut", **settings)
     resumed = shoal.resume(tmp_path / "cut", total_steps=6 * STEPS)
@@ -83,7 +83,7 @@ def test_seed_changes_the_numbers():
     for seed in (1, 2):
         trainer = Trainer(make_job("cartpole", seed=seed, total_steps=STEPS, **SMALL))
         trainer.iterate()
-        weights.append(trainer.learners["cart"].adam.flat.clone())
+        weights.append(trainer.learners["cart"].optimiser.flat.clone())
     assert not torch.equal(*weights)
 
 
