@@ -1,0 +1,253 @@
+"""Geodesic distance: for each goal a field over the ground, solved in parallel, read in constant time.
+
+The field T is the solution of the eikonal equation |grad T| = 1 on the cells where an agent can stand, by the upwind
+scheme ((T - a) / h_x)² + ((T - b) / h_y)² = 1, with a and b the lesser neighbours along x and y and h the way to them,
+climb included; and the same along the two diagonals, whichever is less. Around the goal, as far as it is in sight, T is
+the exact distance: there the scheme would err most.
+"""
+
+import torch
+import warp as wp
+
+from shoal.core.kernels import meet_block
+from shoal.core.launch import Plan
+from shoal.nav.ground import GroundMemory
+from shoal.nav.walk import Ground, can_stand, cell_at, cell_middle, cell_of, neighbour, standing_cell
+
+wp.set_module_options({"enable_backward": False})
+
+MILLI = wp.constant(1000.0)
+"""Fields are kept in millimetres, 16 bits each."""
+
+UNREACHABLE = wp.constant(65535)
+
+EXACT = wp.constant(1.0)
+"""Metres around a goal within which what is in sight of it is measured straight."""
+
+FARTHEST = wp.constant(1.0e9)
+
+THREADS = 512
+"""Threads of a GPU that work on one field together."""
+
+
+class FieldMemory:
+    """`goals` fields for every row of a ground memory."""
+
+    def __init__(self, ground: GroundMemory, goals: int):
+        self.ground, self.goals = ground, goals
+        rows, device = ground.memory.rows, ground.device
+        self.goal = torch.zeros(rows, goals, 3, device=device)
+        """float32 [rows, goals, 3]: the places, on the floor."""
+        self.field = torch.full((rows, goals, ground.cells), -1, dtype=torch.int16, device=device)
+        """The bits of uint16 [rows, goals, cells]: millimetres along the floor; 65535 where there is no way."""
+        self._work = torch.zeros(goals, ground.cells, device=device)
+        self._links = torch.zeros(ground.cells, 8, dtype=torch.int32, device=device)
+        self._changed = torch.zeros(goals, dtype=torch.int32, device=device)
+
+    def solve(self, row: int, goals: torch.Tensor) -> None:
+        """Compute the fields of a row for these goals [goals, 3], on torch's current stream."""
+        self.goal[row].copy_(goals)
+        ground, device = self.ground.ground, self.ground.device
+        width, depth, storeys = self.ground.size[row].tolist()  # a scene is prepared once
+        cells = width * depth * storeys
+        links, work = wp.from_torch(self._links), wp.from_torch(self._work)
+        places = wp.from_torch(self.goal[row], dtype=wp.vec3)
+        plan = Plan(device, cells)
+        plan.add_kernel(find_links, cells, [ground, row, links], unit=64, block=128)
+        plan.add_kernel(sow, cells * self.goals, [ground, row, cells, places, work], unit=cells, block=128)
+        threads = THREADS if device.type == "cuda" else 1
+        inputs = [threads, ground, row, cells, links, work, wp.from_torch(self._changed)]
+        plan.add_kernel(march, self.goals * threads, inputs, unit=threads, block=threads)
+        field = wp.from_torch(self.field[row], dtype=wp.uint16)
+        plan.add_kernel(keep, cells * self.goals, [cells, work, field], unit=cells, block=128)
+        plan()
+
+
+@wp.kernel
+def find_links(first: int, ground: Ground, row: int, links: wp.array2d(dtype=int)):
+    """The cells around each that an agent can stand on and step to; -1 for none."""
+    i = first + wp.tid()
+    for k in range(8):
+        other = int(-1)
+        if ground.region[row, i] >= 0:
+            other = neighbour(ground, row, i, k)
+            if other >= 0:
+                if ground.region[row, other] < 0:
+                    other = -1
+            if k >= 4 and other >= 0:
+                # Around a corner one of the two cells beside the diagonal must be free.
+                sign = 1 - 2 * (k % 2)
+                beside = neighbour(ground, row, i, wp.where(sign > 0, 0, 1))
+                above = neighbour(ground, row, i, wp.where(wp.where(k < 6, sign, -sign) > 0, 2, 3))
+                free = bool(False)
+                if beside >= 0:
+                    free = ground.region[row, beside] >= 0
+                if above >= 0 and not free:
+                    free = ground.region[row, above] >= 0
+                if not free:
+                    other = -1
+        links[i, k] = other
+
+
+@wp.func
+def in_sight(ground: Ground, row: int, one: wp.vec3, two: wp.vec3) -> bool:
+    """Whether an agent can walk straight from one place to the other."""
+    steps = int(wp.ceil(wp.length(two - one) / (0.5 * ground.cell)))
+    clear = bool(True)
+    place = one
+    for k in range(steps):
+        if clear:
+            share = float(k + 1) / float(steps)
+            place = wp.vec3(one[0] + (two[0] - one[0]) * share, one[1] + (two[1] - one[1]) * share, place[2])
+            clear = can_stand(ground, row, place)
+            i = cell_at(ground, row, place)
+            if i >= 0:
+                place = wp.vec3(place[0], place[1], ground.height[row, i])
+    return clear
+
+
+@wp.kernel
+def sow(
+    first: int, ground: Ground, row: int, cells: int, goals: wp.array(dtype=wp.vec3), work: wp.array2d(dtype=float)
+):
+    """Exact distances around each goal, with their sign turned to mark them; elsewhere as far as can be."""
+    n = first + wp.tid()
+    g = n // cells
+    i = n % cells
+    value = FARTHEST
+    if ground.region[row, i] >= 0:
+        middle = cell_middle(ground, row, i)
+        straight = wp.length(goals[g] - middle)
+        if straight <= EXACT:
+            if in_sight(ground, row, goals[g], middle):
+                value = -straight - 1.0e-6
+    work[g, i] = value
+
+
+@wp.func
+def lesser(
+    ground: Ground, row: int, links: wp.array2d(dtype=int), work: wp.array2d(dtype=float), g: int, i: int, k: int
+) -> wp.vec2:
+    """The lesser of the two neighbours along an axis, and the way to it."""
+    best = wp.vec2(FARTHEST, ground.cell)
+    for side in range(2):
+        other = links[i, k + side]
+        if other >= 0:
+            value = wp.abs(work[g, other])
+            if value < best[0]:
+                rise = ground.height[row, other] - ground.height[row, i]
+                flat = wp.where(k < 4, 1.0, 2.0) * ground.cell * ground.cell
+                best = wp.vec2(value, wp.sqrt(flat + rise * rise))
+    return best
+
+
+@wp.func
+def arrival(a: wp.vec2, b: wp.vec2) -> float:
+    """When a front that passed two neighbours across from one another arrives here."""
+    new = wp.min(a[0] + a[1], b[0] + b[1])
+    if a[0] < FARTHEST and b[0] < FARTHEST:
+        # p (T - a)² + q (T - b)² = 1 with p = 1 / h_a², q = 1 / h_b²
+        p = 1.0 / (a[1] * a[1])
+        q = 1.0 / (b[1] * b[1])
+        apart = a[0] - b[0]
+        under = (p + q) - p * q * apart * apart
+        if under > 0.0:
+            both = (p * a[0] + q * b[0] + wp.sqrt(under)) / (p + q)
+            if both > wp.max(a[0], b[0]):
+                new = wp.min(new, both)
+    return new
+
+
+@wp.kernel
+def march(
+    first: int,
+    threads: int,
+    ground: Ground,
+    row: int,
+    cells: int,
+    links: wp.array2d(dtype=int),
+    work: wp.array2d(dtype=float),
+    changed: wp.array(dtype=int),
+):
+    """Lower every cell to what its neighbours say, again and again until nothing changes; a block of threads a goal."""
+    n = first + wp.tid()
+    g = n // threads
+    lane = n % threads
+    width = ground.size[row][0]
+    turn = int(0)
+    going = bool(True)
+    while going:
+        if lane == 0:
+            changed[g] = 0
+        meet_block()
+        for k in range(lane, cells, threads):
+            # On a CPU each pass sweeps in another direction, which carries values far at once.
+            y = k // width
+            x = k % width
+            if (turn & 1) == 1:
+                x = width - 1 - x
+            if (turn & 2) == 2:
+                y = cells // width - 1 - y
+            i = y * width + x
+            old = work[g, i]
+            if old > 0.0 and ground.region[row, i] >= 0:
+                new = old
+                for stencil in range(2):
+                    a = lesser(ground, row, links, work, g, i, 4 * stencil)
+                    b = lesser(ground, row, links, work, g, i, 4 * stencil + 2)
+                    new = wp.min(new, arrival(a, b))
+                if new < old - 1.0e-5:
+                    work[g, i] = new
+                    changed[g] = 1
+        meet_block()
+        going = changed[g] != 0
+        meet_block()
+        turn += 1
+
+
+@wp.kernel
+def keep(first: int, cells: int, work: wp.array2d(dtype=float), field: wp.array2d(dtype=wp.uint16)):
+    """Fields in millimetres."""
+    n = first + wp.tid()
+    g = n // cells
+    i = n % cells
+    metres = wp.abs(work[g, i])
+    value = UNREACHABLE
+    if metres < 65.0:
+        value = int(metres * MILLI + 0.5)
+    field[g, i] = wp.uint16(value)
+
+
+@wp.func
+def distance_at(
+    ground: Ground, row: int, field: wp.array3d(dtype=wp.uint16), g: int, goal: wp.vec3, place: wp.vec3
+) -> float:
+    """Metres along the floor from a place to goal `g` of a row; inf where there is no way."""
+    straight = wp.length(goal - place)
+    i = standing_cell(ground, row, place)
+    if i < 0:
+        return wp.inf
+    here = float(int(field[row, g, i])) / MILLI
+    # Where the cell's own distance is the straight one, the goal is in sight.
+    if straight <= EXACT and wp.abs(here - wp.length(goal - cell_middle(ground, row, i))) < 2.0e-3:
+        return straight
+    px = (place[0] - ground.origin[row][0]) / ground.cell - 0.5
+    py = (place[1] - ground.origin[row][1]) / ground.cell - 0.5
+    x = int(wp.floor(px))
+    y = int(wp.floor(py))
+    a = px - wp.floor(px)
+    b = py - wp.floor(py)
+    total = float(0.0)
+    weight = float(0.0)
+    for k in range(4):
+        j = cell_of(ground, row, x + k % 2, y + k // 2, place[2])
+        if j >= 0:
+            value = int(field[row, g, j])
+            if value != UNREACHABLE:
+                w = wp.where(k % 2 == 1, a, 1.0 - a) * wp.where(k // 2 == 1, b, 1.0 - b)
+                total += w * float(value) / MILLI
+                weight += w
+    found = float(wp.inf)
+    if weight > 1.0e-6:
+        found = wp.max(total / weight, straight)
+    return found

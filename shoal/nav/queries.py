@@ -1,0 +1,184 @@
+"""What people ask of walkable ground, for many places at once: Habitat's questions, answered on the device."""
+
+import numpy as np
+import torch
+import warp as wp
+from PIL import Image
+
+from shoal.core.launch import Plan
+from shoal.errors import ShoalError
+from shoal.nav.geodesic import FieldMemory, distance_at
+from shoal.nav.ground import GroundMemory
+from shoal.nav.walk import Ground, can_stand, clearance_at, standing_cell, walk
+
+wp.set_module_options({"enable_backward": False})
+
+
+class Pathfinder:
+    """Questions about the ground of one row; places are float32 [n, 3] on the ground's device."""
+
+    def __init__(self, ground: GroundMemory, row: int = 0):
+        self.ground, self.row = ground, row
+        if row not in ground.area:
+            ground.survey(row)
+
+    def _ask(self, kernel, count: int, inputs: list) -> None:
+        plan = Plan(self.ground.device, count)
+        plan.add_kernel(kernel, count, [self.ground.ground, self.row, *inputs], unit=16, block=128)
+        plan()
+
+    def _places(self, places: torch.Tensor) -> wp.array:
+        if places.ndim != 2 or places.shape[1] != 3:
+            raise ShoalError(f"Places must have shape [n, 3], not {list(places.shape)}.")
+        return wp.from_torch(places.to(self.ground.device, torch.float32).contiguous(), dtype=wp.vec3)
+
+    def is_navigable(self, places: torch.Tensor) -> torch.Tensor:
+        """bool [n]: whether an agent may stand there."""
+        out = torch.zeros(len(places), dtype=torch.bool, device=self.ground.device)
+        self._ask(ask_stand, len(places), [self._places(places), wp.from_torch(out)])
+        return out
+
+    def obstacle_distance(self, places: torch.Tensor) -> torch.Tensor:
+        """float [n]: metres to the nearest obstacle, 1 at most."""
+        out = torch.zeros(len(places), device=self.ground.device)
+        self._ask(ask_clearance, len(places), [self._places(places), wp.from_torch(out)])
+        return out
+
+    def region(self, places: torch.Tensor) -> torch.Tensor:
+        """int [n]: the connected region of each place, -1 outside of any."""
+        out = torch.full((len(places),), -1, dtype=torch.int32, device=self.ground.device)
+        self._ask(ask_region, len(places), [self._places(places), wp.from_torch(out)])
+        return out
+
+    def step(self, places: torch.Tensor, along: torch.Tensor, slide: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where a step `along` [n, 2] leads, and whether something was in the way."""
+        out = torch.zeros(len(places), 3, device=self.ground.device)
+        blocked = torch.zeros(len(places), dtype=torch.bool, device=self.ground.device)
+        steps = wp.from_torch(along.to(self.ground.device, torch.float32).contiguous(), dtype=wp.vec2)
+        answers = [wp.from_torch(out, dtype=wp.vec3), wp.from_torch(blocked)]
+        self._ask(ask_walk, len(places), [self._places(places), steps, slide, *answers])
+        return out, blocked
+
+    def _standing(self) -> torch.Tensor:
+        """Numbers of the cells whose middle an agent can stand on."""
+        clear = self.ground.clearance[self.row] >= self.ground.body.radius
+        return torch.nonzero(clear & (self.ground.region[self.row] >= 0)).squeeze(1)
+
+    @property
+    def cells(self) -> torch.Tensor:
+        """float32 [n, 3]: the middles of all cells that an agent can stand on."""
+        ground, row = self.ground, self.row
+        at = self._standing()
+        width, depth, _ = ground.size[row].tolist()
+        flat = at % (width * depth)
+        x = ground.origin[row, 0] + (flat % width + 0.5) * ground.cell
+        y = ground.origin[row, 1] + (flat // width + 0.5) * ground.cell
+        return torch.stack([x, y, ground.height[row, at]], 1)
+
+    def nearest(self, places: torch.Tensor) -> torch.Tensor:
+        """float32 [n, 3]: the nearest places where an agent may stand, to a cell."""
+        cells = self.cells
+        if not len(cells):
+            raise ShoalError("There is no walkable floor in this scene.")
+        best = [torch.cdist(part.to(cells.device), cells).argmin(1) for part in places.split(1024)]
+        there = cells[torch.cat(best)]
+        stands = self.is_navigable(places)
+        return torch.where(stands[:, None], places.to(there.device), there)
+
+    def random(self, count: int, seed: int = 0, region: int | None = None) -> torch.Tensor:
+        """float32 [count, 3]: places drawn evenly from the walkable floor, or from one region of it."""
+        cells = self.cells
+        if region is not None:
+            cells = cells[self.ground.region[self.row, self._standing()] == region]
+        if not len(cells):
+            raise ShoalError("There is no walkable floor in this scene.")
+        rng = torch.Generator().manual_seed(seed)
+        drawn = torch.randint(len(cells), (count,), generator=rng)
+        return cells[drawn.to(cells.device)]
+
+    @property
+    def main_region(self) -> int:
+        """The largest connected region."""
+        area = self.ground.area[self.row]
+        if not bool((area > 0).any()):
+            raise ShoalError("There is no walkable floor in this scene.")
+        return int(area.argmax())
+
+    def geodesic(self, places: torch.Tensor, goals: torch.Tensor) -> torch.Tensor:
+        """float [n, g]: metres along the floor from each place to each goal; inf where there is no way."""
+        fields = FieldMemory(self.ground, len(goals))
+        fields.solve(self.row, goals.to(self.ground.device))
+        out = torch.zeros(len(places), len(goals), device=self.ground.device)
+        field = wp.from_torch(fields.field, dtype=wp.uint16)
+        goal = wp.from_torch(fields.goal, dtype=wp.vec3)
+        self._ask(ask_distance, len(places), [self._places(places), field, goal, wp.from_torch(out)])
+        return out
+
+    def picture(self) -> Image.Image:
+        """The ground from above, x to the right and y up: walkable light, other floor grey, nothing black."""
+        ground, row = self.ground, self.row
+        width, depth, storeys = ground.size[row].tolist()
+        image = np.zeros((depth, width, 3), np.uint8)
+        for s in range(storeys):
+            cells = slice(s * width * depth, (s + 1) * width * depth)
+            floor = (ground.height[row, cells] > -1e5).cpu().numpy().reshape(depth, width)
+            stands = (ground.region[row, cells] >= 0).cpu().numpy().reshape(depth, width)
+            image[floor & (image.sum(2) == 0)] = (70, 70, 74)
+            image[stands] = (205, 220, 205)
+        return Image.fromarray(image[::-1])
+
+
+@wp.kernel
+def ask_stand(first: int, ground: Ground, row: int, places: wp.array(dtype=wp.vec3), out: wp.array(dtype=wp.bool)):
+    """Whether an agent may stand there."""
+    i = first + wp.tid()
+    out[i] = can_stand(ground, row, places[i])
+
+
+@wp.kernel
+def ask_clearance(first: int, ground: Ground, row: int, places: wp.array(dtype=wp.vec3), out: wp.array(dtype=float)):
+    """Metres to the nearest obstacle."""
+    i = first + wp.tid()
+    out[i] = clearance_at(ground, row, places[i])[0]
+
+
+@wp.kernel
+def ask_region(first: int, ground: Ground, row: int, places: wp.array(dtype=wp.vec3), out: wp.array(dtype=int)):
+    """The connected region of a place."""
+    i = first + wp.tid()
+    if can_stand(ground, row, places[i]):
+        out[i] = ground.region[row, standing_cell(ground, row, places[i])]
+
+
+@wp.kernel
+def ask_walk(
+    first: int,
+    ground: Ground,
+    row: int,
+    places: wp.array(dtype=wp.vec3),
+    along: wp.array(dtype=wp.vec2),
+    slide: bool,
+    out: wp.array(dtype=wp.vec3),
+    blocked: wp.array(dtype=wp.bool),
+):
+    """Where a step leads."""
+    i = first + wp.tid()
+    done = walk(ground, row, places[i], along[i], slide)
+    out[i] = done.place
+    blocked[i] = done.blocked
+
+
+@wp.kernel
+def ask_distance(
+    first: int,
+    ground: Ground,
+    row: int,
+    places: wp.array(dtype=wp.vec3),
+    field: wp.array3d(dtype=wp.uint16),
+    goal: wp.array2d(dtype=wp.vec3),
+    out: wp.array2d(dtype=float),
+):
+    """Distances to all goals."""
+    i = first + wp.tid()
+    for g in range(goal.shape[1]):
+        out[i, g] = distance_at(ground, row, field, g, goal[row, g], places[i])

@@ -1,0 +1,63 @@
+"""Rooms made of boxes, and what is exactly true of them."""
+
+import heapq
+
+import numpy as np
+
+from shoal.nav.ground import Body, GroundMemory
+from shoal.nav.queries import Pathfinder
+from shoal.scene.memory import SceneMemory
+from shoal.scene.pack import pack_scene
+from tests.scene.shapes import box, make_scene
+
+
+def room(size=(10.0, 8.0), height=2.6, boxes=()):
+    """Triangles of a room from (0, 0) with upright blocks [(x0, y0, x1, y1, top)] on its floor."""
+    parts = [box((0, 0, 0), (*size, height))]
+    parts += [box((x0, y0, 0), (x1, y1, top)) for x0, y0, x1, y1, top in boxes]
+    return np.concatenate(parts)
+
+
+def pathfinder(corners, body: Body | None = None, cell: float = 0.1, storeys: int = 1) -> Pathfinder:
+    packed = pack_scene(make_scene(corners))
+    cells = GroundMemory.cells_needed(packed.bounds, cell) * storeys
+    return Pathfinder(GroundMemory(SceneMemory.holding([packed], "cpu"), cells, body, cell))
+
+
+def box_distance(points, blocks):
+    """Distance of points [n, 2] to the nearest of blocks [(x0, y0, x1, y1)]."""
+    points = np.asarray(points)[:, None]
+    low, high = np.asarray(blocks)[None, :, :2], np.asarray(blocks)[None, :, 2:4]
+    return np.linalg.norm(np.maximum(np.maximum(low - points, points - high), 0), axis=-1).min(1)
+
+
+def shortest(start, goal, blocks, radius, size=(10.0, 8.0)):
+    """Length of the shortest path that keeps `radius` from all blocks: through points on circles around their corners."""
+    width, depth = size
+    outside = [(-1, -1, 0, depth + 1), (width, -1, width + 1, depth + 1), (-1, -1, width + 1, 0)]
+    blocks = [tuple(b[:4]) for b in blocks] + outside + [(-1, depth, width + 1, depth + 1)]
+    nodes = [np.asarray(start, float), np.asarray(goal, float)]
+    for x0, y0, x1, y1 in blocks[:-4]:
+        for cx, cy, begin in ((x1, y1, 0.0), (x0, y1, 0.5), (x0, y0, 1.0), (x1, y0, 1.5)):
+            for angle in np.pi * (begin + np.linspace(0, 0.5, 9)):
+                nodes.append(np.array([cx + radius * np.cos(angle), cy + radius * np.sin(angle)]))
+    nodes = np.stack(nodes)
+    share = np.linspace(0, 1, 120)[:, None]
+
+    def free(a, b):
+        return (box_distance(a + (b - a) * share, blocks) >= radius - 2e-3).all()
+
+    best = {0: 0.0}
+    queue = [(0.0, 0)]
+    while queue:
+        length, at = heapq.heappop(queue)
+        if at == 1:
+            return length
+        if length > best[at]:
+            continue
+        for other in range(len(nodes)):
+            far = length + float(np.linalg.norm(nodes[other] - nodes[at]))
+            if other != at and far < best.get(other, np.inf) and free(nodes[at], nodes[other]):
+                best[other] = far
+                heapq.heappush(queue, (far, other))
+    return np.inf

@@ -1,0 +1,70 @@
+"""Geodesic distance against exact shortest paths."""
+
+import numpy as np
+import torch
+
+from tests.nav.rooms import pathfinder, room, shortest
+
+BLOCKS = [(3.0, 2.0, 5.0, 4.0, 2.6), (7.0, 0.0, 7.4, 5.0, 2.6), (1.0, 5.5, 6.0, 5.8, 2.6), (4.2, 5.8, 4.5, 8.0, 2.6)]
+
+
+def test_distances_are_those_of_exact_paths():
+    finder = pathfinder(room(boxes=BLOCKS))
+    places, goals = finder.random(60, 1), finder.random(12, 2)
+    found = finder.geodesic(places, goals).numpy()
+    errors = []
+    for i in range(60):
+        g = i % 12
+        true = shortest(places[i, :2].numpy(), goals[g, :2].numpy(), BLOCKS, 0.1)
+        straight = float((places[i] - goals[g]).norm())
+        assert found[i, g] >= straight - 1e-5
+        assert np.isinf(true) == np.isinf(found[i, g])
+        if 1.0 < true < np.inf:
+            errors.append(found[i, g] / true - 1)
+    errors = np.array(errors)
+    assert len(errors) > 40
+    assert np.abs(errors).mean() < 0.02
+    assert errors.min() > -0.015
+    assert errors.max() < 0.05
+
+
+def test_around_one_corner_in_closed_form():
+    """An L: the way bends at one corner, around a circle of the agent's radius."""
+    finder = pathfinder(room((8.0, 8.0), boxes=[(4.0, 4.0, 8.0, 8.0, 2.6)]))
+    start, goal = torch.tensor([[3.0, 7.0, 0.0]]), torch.tensor([[7.0, 3.0, 0.0]])
+    corner, r = np.array([4.0, 4.0]), 0.1
+    far = np.linalg.norm(start[0, :2].numpy() - corner)
+    between = np.arccos(np.dot(start[0, :2].numpy() - corner, goal[0, :2].numpy() - corner) / far**2)
+    # Two tangents of the circle and the arc between them, on the side that looks away from the block.
+    arc = 2 * np.pi - (2 * np.pi - between) - 2 * np.arccos(r / far)
+    true = 2 * np.sqrt(far**2 - r**2) + r * max(0.0, arc)
+    found = finder.geodesic(start, goal).item()
+    assert abs(found / true - 1) < 0.03  # at the scheme's worst angle
+
+
+def test_in_sight_it_is_exact_and_beyond_walls_there_is_no_way():
+    finder = pathfinder(room(boxes=[(5.0, 0.0, 5.4, 8.0, 2.6)]))
+    goals = torch.tensor([[2.03, 4.07, 0.0]])
+    near = torch.tensor([[2.03, 4.07, 0.0], [2.1, 4.2, 0.0], [2.5, 4.5, 0.0], [1.4, 3.6, 0.0]])
+    torch.testing.assert_close(finder.geodesic(near, goals)[:, 0], (near - goals).norm(dim=1), atol=1e-5, rtol=0)
+    assert torch.isinf(finder.geodesic(torch.tensor([[8.0, 4.0, 0.0]]), goals)).all()
+    assert torch.isinf(finder.geodesic(torch.tensor([[5.2, 4.0, 0.0]]), goals)).all()
+
+
+def test_walking_towards_the_goal_shortens_the_way_by_as_much():
+    """Down the field's slope in small steps: the sum of what is gained is the way that was walked."""
+    finder = pathfinder(room(boxes=BLOCKS))
+    goal = torch.tensor([[9.0, 1.0, 0.0]])
+    place = torch.tensor([[1.0, 7.0, 0.0]])
+    start = finder.geodesic(place, goal).item()
+    walked = 0.0
+    angles = torch.arange(32) * (2 * np.pi / 32)
+    for _ in range(140):
+        around, _ = finder.step(place.expand(32, 3).contiguous(), torch.stack([angles.cos(), angles.sin()], 1) * 0.1)
+        best = finder.geodesic(around, goal)[:, 0].argmin()
+        walked += float((around[best] - place[0]).norm())
+        place = around[best : best + 1].clone()
+        if float((place - goal).norm()) < 0.15:
+            break
+    assert float((place - goal).norm()) < 0.15
+    assert abs(walked / start - 1) < 0.05
