@@ -6,7 +6,10 @@ from typing import Union
 
 import torch
 
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, unknown
+
+KINDS = ("plain", "depth", "choice")
+"""What a part of an observation can be."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +64,18 @@ class Box:
 
     Images among them hold 0 to 255. Parts of one name and shape are frames of the same thing, the newest last.
     """
+    kinds: tuple[tuple[str, str], ...] = ()
+    """What parts are, by name (or as a dict), where a network should know more than the shape.
+
+    `depth` is an image of one channel that holds distances [m], `choice` a one-hot vector.
+    """
 
     def __post_init__(self):
         shape = (self.shape,) if isinstance(self.shape, int) else tuple(self.shape)
         object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "parts", tuple((str(name), tuple(sizes)) for name, sizes in self.parts))
+        kinds = self.kinds.items() if isinstance(self.kinds, dict) else self.kinds
+        object.__setattr__(self, "kinds", tuple((str(name), str(kind)) for name, kind in kinds))
         if not shape or min(shape) < 1:
             raise ShoalError(f"Box needs a shape of positive sizes, got {shape}.")
         if not self.low < self.high:
@@ -73,10 +83,25 @@ class Box:
         total = sum(math.prod(sizes) for _, sizes in self.parts)
         if self.parts and shape != (total,):
             raise ShoalError(f"Box with parts needs the shape of a vector of all of them, ({total},), got {shape}.")
+        shapes = dict(self.parts)
+        for name, kind in self.kinds:
+            if name not in shapes:
+                raise unknown("part of a Box with a kind:", name, shapes)
+            if kind not in KINDS:
+                raise unknown(f"kind of part {name!r} of a Box:", kind, KINDS)
+            if kind == "depth" and (len(shapes[name]) != 3 or 1 not in shapes[name][::2]):
+                raise ShoalError(
+                    f"Part {name!r} of a Box is to be an image of distances, of one channel, and cannot be "
+                    f"{shapes[name]}; give it the shape (height, width, 1)."
+                )
 
     @property
     def size(self) -> int:
         return math.prod(self.shape)
+
+    def kind(self, part: str) -> str:
+        """What a part is; plain if nothing was said."""
+        return dict(self.kinds).get(part, "plain")
 
     @property
     def bounded(self) -> bool:

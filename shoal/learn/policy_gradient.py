@@ -227,11 +227,11 @@ class PolicyGradient:
         """Learn from the rollout as it is now. No allocation that lasts, nothing read on the host."""
         self._prepare()
         self._learn()
-        if self.policy.normalise:
+        if self.policy.has_moments:
             # After learning: the rollout was made, and must be learnt from, with one and the same normalisation.
             for rows in self._passes(self.rollout.samples):
                 part = self._batch.part(rows)
-                self.policy.moments.merge(part.observation, part.counts)
+                self.policy.take_in(part.observation, part.counts)
         self.updates.add_(1)
 
     def _prepare(self) -> None:

@@ -7,6 +7,7 @@ from shoal.policy.heads import CategoricalHead, GaussianHead, MixedHead, make_he
 from shoal.policy.inputs import MultiInput, choose_torso
 from shoal.policy.mlp import ACTIVATIONS, MLP, Torso
 from shoal.policy.normalise import RunningMoments
+from shoal.policy.se_resnet import SEResNet9
 
 __all__ = [
     "ACTIVATIONS",
@@ -20,6 +21,7 @@ __all__ = [
     "MultiInput",
     "NatureCNN",
     "RunningMoments",
+    "SEResNet9",
     "Torso",
     "choose_torso",
     "core_maker",

@@ -17,8 +17,10 @@ OBSERVATION_CLIP = 10.0
 class ActorCritic(nn.Module):
     """What a group sees [batch, *seen] to a distribution over actions and a value [batch].
 
-    A torso may say that it `takes_bytes`: images then reach it as uint8, and it scales them itself; or it names, as
-    `pixels`, the numbers of a vector that it scales. Neither are normalised, whatever `normalise` says.
+    A torso may say that it `takes_bytes`: images then reach it as uint8, and it scales them itself; or that it
+    `scales_all` that it sees; or it names, as `pixels`, the numbers of a vector that it scales. None of these are
+    normalised, whatever `normalise` says. A torso that has running moments of its own (`has_moments`) is told what was
+    seen by `take_in`.
 
     With a `core` the policy remembers: it acts by `step` and learns by `sequence`, and what it knows of an episode is a
     state [batch, state_size], zeros at first. Policy and value then share one torso, whatever `shared` says.
@@ -40,7 +42,7 @@ class ActorCritic(nn.Module):
         self.moments = RunningMoments(shape)
         self.policy_torso = torso(shape)
         self.as_bytes = group.observation.dtype == torch.uint8 and getattr(self.policy_torso, "takes_bytes", False)
-        self.normalise = normalise and not self.as_bytes
+        self.normalise = normalise and not self.as_bytes and not getattr(self.policy_torso, "scales_all", False)
         self.value_torso = self.policy_torso if shared else torso(shape)
         features = _features(self.policy_torso, shape)
         self.core = None if core is None else core(features)
@@ -105,6 +107,22 @@ class ActorCritic(nn.Module):
         raw = linear(features, weight, bias)
         return self.head.params(raw[..., :-1], mask), raw[..., -1].float()
 
+    @property
+    def has_moments(self) -> bool:
+        """Whether anything is normalised by what was seen before."""
+        return self.normalise or any(getattr(torso, "has_moments", False) for torso in self._torsos())
+
+    def take_in(self, observation: torch.Tensor, weight: torch.Tensor | None = None) -> None:
+        """Let running moments know what was seen [batch, *seen]; `weight` [batch] of 0 and 1 leaves samples out."""
+        if self.normalise:
+            self.moments.merge(observation, weight)
+        for torso in self._torsos():
+            if getattr(torso, "has_moments", False):
+                torso.take_in(observation, weight)
+
+    def _torsos(self) -> list[nn.Module]:
+        return [self.policy_torso] if self.shared else [self.policy_torso, self.value_torso]
+
     def activations(self) -> int:
         """Numbers that one sample leaves behind on its way through: what an update has to keep."""
         counted = [self.head.linear.out_features, 1]
@@ -112,14 +130,18 @@ class ActorCritic(nn.Module):
             counted.append(self.group.seen.size)
         if self.core is not None:
             counted.append(self.core.activations())
-        torsos = {id(torso): torso for torso in (self.policy_torso, self.value_torso)}.values()
-        for torso in torsos:
+        for torso in self._torsos():
             counted.append(_numbers(torso, self.moments.mean.shape))
         return sum(counted)
 
 
 def _numbers(torso: nn.Module, shape: tuple[int, ...]) -> int:
-    """Numbers that one sample leaves behind in a torso: two per output of a layer of an MLP, else one per output."""
+    """Numbers that one sample leaves behind in a torso: two per output of a layer of an MLP, else one per output.
+
+    A torso whose layers are no modules of their own counts by itself (`activations`).
+    """
+    if hasattr(torso, "activations"):
+        return torso.activations()
     mlps = [m for m in torso.modules() if isinstance(m, MLP)]  # these do not call their layers as modules
     inside = {m for mlp in mlps for m in mlp.modules()}
     counted = [2 * m.out_features for m in inside if isinstance(m, nn.Linear)]

@@ -8,6 +8,7 @@ import math
 import torch
 from torch import nn
 
+from shoal.core.spaces import Box
 from shoal.errors import ShoalError
 from shoal.policy.mlp import on_tensor_cores, orthogonal
 
@@ -19,6 +20,14 @@ IMPALA = (16, 32, 32)
 
 BLOCKS = 2
 """Residual blocks of each section of the IMPALA ResNet."""
+
+FAR = 10.0
+"""Distances are cut off here, and become shares of it [m]."""
+
+
+def far(seen: Box) -> float:
+    """Where the distances of a space end [m]: at its bound, unless that is further away than they are looked at."""
+    return min(FAR, seen.high)
 
 
 def image_size(shape: tuple[int, ...], frames: int = 1) -> tuple[int, int, int]:

@@ -6,15 +6,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from shoal.core.spaces import Box
 from shoal.core.world import Group
 from shoal.errors import ShoalError, unknown
 from shoal.policy.actor_critic import mlp_torso
-from shoal.policy.cnn import ImpalaResNet, NatureCNN, channels_come_last, image_size
+from shoal.policy.cnn import ImpalaResNet, NatureCNN, channels_come_last, far, image_size
 from shoal.policy.mlp import Torso
+from shoal.policy.se_resnet import SIZES, SEResNet9, is_picture
 
 CNNS: dict[str, Any] = {"nature": NatureCNN, "impala": ImpalaResNet}
 
-NAMES = ("auto", "mlp", *CNNS)
+NAMES = ("auto", "mlp", *CNNS, *SIZES)
 """Torsos that can be chosen by name."""
 
 IMAGE_SIDE = NatureCNN.smallest
@@ -30,7 +32,7 @@ def choose_torso(name: str, group: Group, hidden: tuple[int, ...], activation: s
     """A maker of the torso that a name stands for, given what a group sees.
 
     `auto` is the Nature CNN for images and the MLP for everything else. Where images are parts of a vector, the CNN
-    is for them and the MLP for the rest of it.
+    is for them and the MLP for the rest of it; SE-ResNet9 sees to all parts itself.
     """
     if name not in NAMES:
         raise unknown("policy", name, (*NAMES, "FILE.py:NAME"))
@@ -38,33 +40,40 @@ def choose_torso(name: str, group: Group, hidden: tuple[int, ...], activation: s
     images = is_image(seen.shape, frames) or any(is_image(shape) for _, shape in seen.parts)
     if name == "mlp" or (name == "auto" and not images):
         return mlp
-    cnn = CNNS["nature" if name == "auto" else name]
-    if seen.parts and images:
-        return lambda shape: MultiInput(seen.parts, cnn, mlp)
-    if len(seen.shape) != 3:
+    images = any((is_picture if name in SIZES else is_image)(shape) for _, shape in seen.parts)
+    if len(seen.shape) != 3 and not images:
         raise ShoalError(
             f"--policy {name} is for images, but group {group.name!r} sees {seen.shape}; use --policy mlp or auto."
         )
+    if name in SIZES:
+        return lambda shape: SEResNet9(seen, frames, SIZES[name])
+    cnn = CNNS["nature" if name == "auto" else name]
+    if images:
+        return lambda shape: MultiInput(seen, cnn, mlp)
     return lambda shape: cnn(shape, frames)
 
 
 class MultiInput(nn.Module):
     """A vector of several parts: every image goes through a CNN of its own, the rest, joined, through an MLP.
 
-    Images hold 0 to 255; those of one name are frames of a stack, joined along their channels.
+    Images hold 0 to 255, or distances, which become shares of the largest; those of one name are frames of a stack,
+    joined along their channels.
     """
 
     pixels: torch.Tensor
     """Which numbers are pixels: they are scaled here, and so not normalised before."""
 
-    def __init__(self, parts: tuple[tuple[str, tuple[int, ...]], ...], cnn: Torso, mlp: Torso):
+    def __init__(self, seen: Box, cnn: Torso, mlp: Torso):
         super().__init__()
+        parts = seen.parts
         self.shapes = [shape for _, shape in parts]
         self.sizes = [math.prod(shape) for shape in self.shapes]
         self.images: dict[tuple[str, tuple[int, ...]], list[int]] = {}
         for i, (name, shape) in enumerate(parts):
             if is_image(shape):
                 self.images.setdefault((name, shape), []).append(i)
+        self.far = [far(seen) if seen.kind(name) == "depth" else None for name, _ in self.images]
+        """Where the distances of each image end [m] (None: it holds 0 to 255)."""
         inside = {i for places in self.images.values() for i in places}
         self.rest = [i for i in range(len(parts)) if i not in inside]
         flags = [torch.full((size,), i in inside) for i, size in enumerate(self.sizes)]
@@ -79,8 +88,9 @@ class MultiInput(nn.Module):
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         pieces = observation.split(self.sizes, dim=1)
         features = []
-        for cnn, places in zip(self.cnns, self.images.values(), strict=True):
-            features.append(cnn(torch.cat([self._image(pieces[i], self.shapes[i]) for i in places], dim=1) / 255.0))
+        for cnn, places, end in zip(self.cnns, self.images.values(), self.far, strict=True):
+            image = torch.cat([self._image(pieces[i], self.shapes[i]) for i in places], dim=1)
+            features.append(cnn(image / 255.0 if end is None else image.clamp(0.0, end) / end))
         if self.mlp is not None:
             features.append(self.mlp(torch.cat([pieces[i] for i in self.rest], dim=1)))
         return torch.cat(features, dim=1)

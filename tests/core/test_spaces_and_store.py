@@ -46,6 +46,9 @@ def test_shapes_and_types():
         (lambda: Box(1, math.nan, 1.0), "low=nan"),
         (lambda: Box(5, parts=(("a", (2, 2)), ("b", (2,)))), r"\(6,\), got \(5,\)"),
         (lambda: Box((2, 3), parts=(("a", (6,)),)), r"\(6,\), got \(2, 3\)"),
+        (lambda: Box(2, parts=(("a", (2,)),), kinds=dict(b="choice")), "no part of a Box with a kind: 'b'"),
+        (lambda: Box(2, parts=(("a", (2,)),), kinds=dict(a="chioce")), "kind of part 'a'.*did you mean 'choice'"),
+        (lambda: Box(2, parts=(("a", (2,)),), kinds=dict(a="depth")), r"'a'.*distances.*\(2,\).*\(height, width, 1\)"),
         (lambda: Mixed(()), "at least one part"),
         (lambda: Mixed((Discrete(2), Mixed((Box(1),)))), "made of Discrete.*got Mixed"),
         (lambda: Group("bird", Box(1), Mixed((Discrete(2), Box(1))), masked=True), "'bird' has a Mixed.*mask"),
@@ -63,6 +66,14 @@ def test_choices_are_the_width_of_the_mask():
     assert Group("a", Box(1), MultiDiscrete((4, 3))).choices == 7
     assert Group("a", Box(1), Box(2)).choices == 0
     assert Group("a", Box(1), Mixed((Discrete(3), Box(2)))).choices == 0
+
+
+def test_kinds_of_parts():
+    parts = (("image", (4, 4, 1)), ("last", (3,)), ("speed", (1,)))
+    box = Box(20, parts=parts, kinds=dict(image="depth", last="choice"))
+    assert box == Box(20, parts=parts, kinds=(("image", "depth"), ("last", "choice")))
+    assert [box.kind(name) for name, _ in parts] == ["depth", "choice", "plain"]
+    assert Group("g", box, Discrete(2), stack=2).seen.kind("last") == "choice"
 
 
 def test_parts_are_kept_and_repeated_in_a_stack():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shoal.core import Box, Discrete, Group, ShoalError
-from shoal.policy import MLP, ActorCritic, ImpalaResNet, MultiInput, NatureCNN, choose_torso
+from shoal.policy import MLP, ActorCritic, ImpalaResNet, MultiInput, NatureCNN, SEResNet9, choose_torso
 
 CAMERA, MAP = (40, 44, 3), (2, 36, 36)
 PARTS = (("camera", CAMERA), ("speed", (3,)), ("map", MAP), ("grid", (1, 5, 5)), ("goal", (2,)))
@@ -40,6 +40,9 @@ def chosen(name: str, group: Group):
         ("nature", seen_by((4, 84, 84)), NatureCNN),
         ("impala", seen_by((3, 7, 7)), ImpalaResNet),
         ("impala", seen_by(SIZE, PARTS), MultiInput),
+        ("se-resnet9-small", seen_by((40, 44, 3), dtype=torch.uint8), SEResNet9),
+        ("se-resnet9-small", seen_by((16, 16, 1), stack=2), SEResNet9),
+        ("se-resnet9", seen_by(SIZE, PARTS), SEResNet9),
     ],
 )
 def test_what_suits_what_is_seen(name, group, kind):
@@ -50,11 +53,13 @@ def test_what_suits_what_is_seen(name, group, kind):
     ("name", "group", "says"),
     [
         ("natur", seen_by(4), "no policy 'natur'; did you mean 'nature'"),
-        ("xyz", seen_by(4), "no policy 'xyz'; choose one of: FILE.py:NAME, auto, impala, mlp, nature"),
+        ("xyz", seen_by(4), "no policy 'xyz'; choose one of: FILE.py:NAME, auto, impala, mlp, nature, se-resnet9"),
         ("nature", seen_by(4), r"--policy nature is for images, but group 'g' sees \(4,\); use --policy mlp"),
         ("impala", seen_by((84, 84)), r"--policy impala is for images.*\(84, 84\)"),
         ("nature", seen_by(3, PARTS[1:2]), r"--policy nature is for images.*\(3,\)"),
         ("nature", seen_by((3, 20, 20)), "at least 36 x 36"),
+        ("se-resnet9", seen_by(4), r"--policy se-resnet9 is for images.*\(4,\)"),
+        ("se-resnet9", seen_by(28, PARTS[1:2] + PARTS[3:4]), r"--policy se-resnet9 is for images.*\(28,\)"),
     ],
 )
 def test_what_does_not_suit_is_refused(name, group, says):
@@ -72,6 +77,18 @@ def test_several_parts_equal_the_parts_by_hand(name, cnn):
     rest = torch.cat([given[part].flatten(1) for part in ("speed", "grid", "goal")], dim=1)
     expected = [camera(given["camera"].permute(0, 3, 1, 2) / 255.0), chart(given["map"] / 255.0), torso.mlp(rest)]
     torch.testing.assert_close(torso(flat), torch.cat(expected, dim=1))
+
+
+def test_distances_among_the_parts():
+    """They become shares of ten metres, or of a closer bound; other images are bytes as before."""
+    parts = (("depth", (36, 36, 1)), ("grey", (36, 36, 1)))
+    for high, end in ((math.inf, 10.0), (255.0, 10.0), (4.0, 4.0)):
+        group = Group("g", Box(2 * 1296, 0.0, high, parts=parts, kinds=dict(depth="depth")), Discrete(3))
+        torso = chosen("auto", group)
+        depth, grey = 12.0 * torch.rand(4, 1, 36, 36), 255.0 * torch.rand(4, 1, 36, 36)
+        expected = [torso.cnns[0](depth.clamp(max=end) / end), torso.cnns[1](grey / 255.0)]
+        found = torso(torch.cat([depth.flatten(1), grey.flatten(1)], dim=1))
+        torch.testing.assert_close(found, torch.cat(expected, dim=1))
 
 
 def test_parts_of_images_alone():

@@ -1,0 +1,180 @@
+"""Images, numbers and the last action in one observation: SE-ResNet9 with a memory, Lamb, passes, whole runs."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+import warp as wp
+
+import shoal
+from shoal.core import Box, Discrete, Field, Group, KernelWorld, Random
+from shoal.core.random import integer
+from shoal.learn import A2C, PPO, A2CConfig, PPOConfig
+from shoal.policy import ActorCritic, choose_torso, core_maker
+from shoal.run.checkpoint import load_checkpoint
+from shoal.run.collect import Collector
+from shoal.run.config import make_job, parse_job
+from shoal.run.evaluate import evaluate
+from shoal.run.memory import estimate
+from shoal.run.trainer import Trainer
+
+SIDE = wp.constant(16)
+PARTS = (("depth", (16, 16, 1)), ("rgb", (16, 16, 3)), ("speed", (2,)), ("last", (4,)))
+
+
+@wp.func
+def guess(
+    env: int,
+    wall: wp.array[int],
+    last: wp.array[int],
+    clock: wp.array[int],
+    action: wp.array[int],
+    reward: wp.array[float],
+    terminated: wp.array[wp.bool],
+):
+    reward[env] = wp.where(action[env] == wall[env], 1.0, 0.0)
+    last[env] = action[env] + 1
+    clock[env] = clock[env] + 1
+    terminated[env] = clock[env] == 3 + wall[env]
+
+
+@wp.func
+def new_wall(env: int, rng: Random, wall: wp.array[int], last: wp.array[int], clock: wp.array[int]):
+    wall[env] = integer(rng, 0, 3)
+    last[env] = 0
+    clock[env] = 0
+
+
+@wp.func
+def look(env: int, wall: wp.array[int], last: wp.array[int], clock: wp.array[int], observation: wp.array2d[float]):
+    pixels = SIDE * SIDE
+    for y in range(SIDE):
+        for x in range(SIDE):
+            here = x * 3 / SIDE == wall[env]
+            at = y * SIDE + x
+            observation[env, at] = wp.where(here, 2.5, 30.0)
+            for c in range(3):
+                observation[env, pixels + 3 * at + c] = wp.where(here and c == 0, 200.0, 40.0)
+    observation[env, 4 * pixels] = float(clock[env])
+    observation[env, 4 * pixels + 1] = 0.5
+    for i in range(4):
+        observation[env, 4 * pixels + 2 + i] = wp.where(i == last[env], 1.0, 0.0)
+
+
+class Walls(KernelWorld):
+    """A wall stands in one of three thirds of the view; naming it pays 1 per step. Guessing pays 1/3."""
+
+    @dataclass(frozen=True)
+    class Config:
+        max_steps: int = 4
+
+    state = dict(wall=Field(int), last=Field(int), clock=Field(int))
+    groups = (
+        Group(
+            "eye",
+            observation=Box(4 * 256 + 6, parts=PARTS, kinds=dict(depth="depth", last="choice")),
+            action=Discrete(3),
+        ),
+    )
+    step, reset, observe = guess, new_wall, look
+
+
+WALLS = f"{__file__}:Walls"
+
+
+def collected(layers: int, kind: str = "lstm", envs: int = 8) -> tuple[ActorCritic, Collector]:
+    world = Walls(envs, "cpu")
+    group = world.groups[0]
+    torch.manual_seed(0)
+    core = core_maker(kind, 8, layers)
+    policy = ActorCritic(group, choose_torso("se-resnet9-small", group, (8,), "tanh"), True, False, 0.0, core)
+    made = Collector(world, {"eye": policy}, 6, 0)
+    made.start(0)
+    made.collect()
+    return policy, made
+
+
+@pytest.mark.parametrize("optimiser", ["adam", "lamb"])
+@pytest.mark.parametrize("kind", [A2C, PPO])
+@pytest.mark.parametrize("layers", [0, 2], ids=["no memory", "two layers"])
+def test_one_pass_and_four_make_the_same_update(kind, optimiser, layers):
+    """Over images, and over whole sequences of them; the moments of colours too."""
+    results = []
+    for passes in (1, 4):
+        policy, made = collected(layers, "lstm" if layers else "none")
+        settings = dict(lr=1e-3, optimiser=optimiser, pass_size=48 // passes, clip_norm=1e3)
+        config = A2CConfig(**settings) if kind is A2C else PPOConfig(**settings, epochs=1, minibatches=1)
+        learner = kind(policy, made.rollouts["eye"], config)
+        assert len(learner._passes(learner.units, learner._each)) == passes
+        learner.set_progress(0.0)
+        start = learner.optimiser.flat.clone()
+        learner.update()
+        moments = policy.policy_torso.pictures["1"].moments
+        assert float(moments.count) == 48 * 256
+        results.append((learner.optimiser.flat - start, learner.optimiser.first, moments.mean, moments.var))
+    assert results[0][0].abs().max() > 1e-4
+    torch.testing.assert_close(results[0][1], results[1][1], rtol=1e-3, atol=1e-6)
+    for one, other in zip(results[0][2:], results[1][2:], strict=True):
+        torch.testing.assert_close(one, other)
+    # The first step of Adam is g / (|g| + eps): where a gradient is rounding alone, its sign is too.
+    large = results[0][1].abs() > 1e-5
+    torch.testing.assert_close(results[0][0][large], results[1][0][large], rtol=1e-2, atol=2e-5)
+
+
+PAPER = dict(
+    optimiser="lamb",
+    lr=5e-4,
+    lr_scale="sqrt",
+    lr_warmup=0.01,
+    anneal="cosine",
+    lr_end=0.01,
+    epochs=1,
+    minibatches=2,
+    clip=0.2,
+    value_weight=0.5,
+    entropy=0.01,
+    gamma=0.99,
+    lam=0.95,
+    normalise_advantage=False,
+    clip_norm=1.0,
+)
+
+
+def test_the_settings_of_large_batches_are_flags():
+    flags = """--policy se-resnet9 --core lstm --core-size 512 --core-layers 2 --rollout 32 --num-envs 64
+        --optimiser lamb --weight-decay 0.01 --lr 5e-4 --lr-scale sqrt --lr-batch 256 --lr-warmup 0.01 --anneal cosine
+        --lr-end 0.01 --epochs 1 --minibatches 2 --clip 0.2 --value-weight 0.5 --entropy 0.01 --gamma 0.99 --lam 0.95
+        --no-normalise-advantage --clip-norm 1.0 --device cpu"""
+    job = parse_job(WALLS, flags.split())
+    learn = job.learn
+    for name, value in PAPER.items():
+        assert getattr(learn, name) == value
+    assert (learn.clip_value, learn.decay, learn.adam_eps) == (None, 0.01, 1e-5)
+    assert learn.peak_lr(learn.batch(64 * 32)) == pytest.approx(5e-4 * 2.0)
+    assert (job.train.core_layers, job.train.rollout) == (2, 32)
+
+
+@pytest.mark.parametrize(("optimiser", "lr"), [("adam", 2e-3), ("lamb", 3e-2)])
+def test_it_learns_to_see(optimiser, lr):
+    settings = dict(PAPER, optimiser=optimiser, lr=lr, lr_scale="none", epochs=2, policy="se-resnet9-small")
+    job = make_job(WALLS, num_envs=32, rollout=8, total_steps=30 * 256, device="cpu", **settings)
+    assert "envs x 1 agent(s)" in str(estimate(job, 2**30))
+    trainer = Trainer(job)
+    while not trainer.done:
+        trainer.iterate()
+    score = evaluate(job, trainer.policies, episodes=60)["eye"].mean
+    assert score > 2.9  # of 3.5 or so
+
+
+@pytest.mark.parametrize("algo", ["ppo", "a2c"])
+def test_a_resumed_run_sees_the_same(tmp_path, algo):
+    """Lamb's state and the moments of colours are saved: a run that was interrupted ends with the same numbers."""
+    small = dict(num_envs=8, rollout=6, eval_episodes=2, quiet=True, device="cpu", log_every=0.0, anneal="none")
+    small.update(algo=algo, policy="se-resnet9-small", core="lstm", core_size=8, core_layers=2, optimiser="lamb")
+    whole = shoal.train(WALLS, total_steps=4 * 48, run_dir=tmp_path / "whole", **small)
+    shoal.train(WALLS, total_steps=2 * 48, run_dir=tmp_path / "cut", **small)
+    resumed = shoal.resume(tmp_path / "cut", total_steps=4 * 48)
+    one, other = (load_checkpoint(run.folder.pick("last"), "cpu").state for run in (whole, resumed))
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+    assert float(one["policy.eye.policy_torso.pictures.1.moments.count"]) == 4 * 48 * 256
