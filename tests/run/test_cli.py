@@ -41,7 +41,7 @@ def test_list_names_every_world(capsys):
         (["train", "cartpole", "--lr", "-1"], "--lr must be above 0"),
         (["train", "cartpole", "--world.max-steps", "0", "--run-dir", "{tmp}/run"], "max_steps must be at least 1"),
         (
-            ["train", "cartpole", "--policy", "resnet", "--run-dir", "{tmp}/run"],
+            ["train", "cartpole", "--policy", "transformer", "--run-dir", "{tmp}/run"],
             "choose one of: FILE.py:NAME, auto, impala, mlp, nature",
         ),
         (["train", "nowhere.py:World"], "There is no file"),
