@@ -18,6 +18,7 @@ TORCH_TYPES: dict[Any, torch.dtype] = {
     wp.int64: torch.int64,
     wp.uint64: torch.int64,  # the same bits; torch has no arithmetic for unsigned 64-bit integers
     wp.uint8: torch.uint8,
+    wp.uint16: torch.int16,  # the same bits
     wp.bool: torch.bool,
 }
 

@@ -221,6 +221,9 @@ class World(ABC):
     def restart(self, mask: torch.Tensor) -> None:
         """Begin a new episode in the envs of `mask` now, and rewrite their observation."""
 
+    def tend(self) -> None:
+        """Called between rollouts: what a world does now and then, outside of the graphs. It must not wait long."""
+
     def close(self) -> None:
         """Free what the world holds; it cannot be stepped any more."""
 

@@ -59,6 +59,9 @@ class Wrapper(World):
         for tensor, before in kept:  # a restart begins an episode; what the last step brought stays
             tensor.copy_(before)
 
+    def tend(self) -> None:
+        self.world.tend()
+
     def close(self) -> None:
         self.world.close()
 

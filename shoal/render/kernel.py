@@ -47,6 +47,7 @@ class Recipe:
     outputs: tuple[tuple[str, torch.dtype], ...]
     light: bool
     movers: bool
+    masked: bool
 
     @property
     def tiles(self) -> tuple[int, int]:
@@ -71,7 +72,7 @@ def render_kernel(recipe: Recipe) -> Any:
     wants_facing = wants_normal or (wants_rgb and recipe.light)
     wants_more = wants_rgb or wants_semantic or wants_instance or wants_normal
     depth_bytes, rgb_bytes, normal_bytes = (kind is wp.uint8 for kind in (depth_type, rgb_type, normal_type))
-    has_movers, light = recipe.movers, recipe.light
+    has_movers, light, masked = recipe.movers, recipe.light, recipe.masked
 
     def render(
         first: int,
@@ -83,6 +84,7 @@ def render_kernel(recipe: Recipe) -> Any:
         rotation: wp.array(dtype=wp.quat),
         slope: wp.array(dtype=float),
         scene: wp.array(dtype=int),
+        only: wp.array(dtype=wp.bool),
         far: float,
         max_depth: float,
         sky: wp.vec3,
@@ -110,7 +112,10 @@ def render_kernel(recipe: Recipe) -> Any:
         lane = pixel % wp.static(RAYS_PER_TILE)
         x = (tile % wp.static(tiles_x)) * wp.static(TILE[0]) + lane % wp.static(TILE[0])
         y = (tile // wp.static(tiles_x)) * wp.static(TILE[1]) + lane // wp.static(TILE[0])
-        if x < wp.static(width) and y < wp.static(height):
+        wanted = x < wp.static(width) and y < wp.static(height)
+        if wp.static(masked):
+            wanted = wanted and only[view]
+        if wanted:
             # The camera looks along x, with y to the left and z up. The direction's length along the view axis is 1,
             # so a distance along the ray is a depth.
             wide = slope[view]

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -64,6 +65,7 @@ class Renderer:
         light: bool = True,
         movers: Movers | None = None,
         device: str | torch.device = "cpu",
+        own_images: bool = True,
     ):
         init_warp()
         self.memory = scenes if isinstance(scenes, SceneMemory) else _load(scenes, device)
@@ -94,13 +96,19 @@ class Renderer:
         """int32 [views]: the one of them that it does not see (its own body), or -1."""
         if movers is not None and len(movers.kind) < views:
             self.env %= len(movers.kind)
-        self.images = {name: make(self.height, self.width, CHANNELS[name], dtype=kind) for name, kind in kinds.items()}
+        wanted = kinds.items() if own_images else ()
+        self.images = {name: make(self.height, self.width, CHANNELS[name], dtype=kind) for name, kind in wanted}
         """[views, height, width, channels] each, written in place by every `render`."""
         self._seen = make(1 + (movers.kind.shape[1] if movers else 0), dtype=torch.int32)
-        self._recipe = Recipe(self.width, self.height, tuple(sorted(kinds.items())), light, movers is not None)
-        self._plan = self._bind()
+        self._recipe = Recipe(self.width, self.height, tuple(sorted(kinds.items())), light, movers is not None, False)
+        self._plan = self.plan_into(self.images) if self.images else None
 
-    def _bind(self) -> Plan:
+    def plan_into(self, images: dict[str, torch.Tensor], only: torch.Tensor | None = None) -> Plan:
+        """A plan that renders into other tensors [views, height, width, channels], which may be parts of larger ones.
+
+        With `only`, bool [views], the other views are left as they are.
+        """
+
         def view(tensor: torch.Tensor, dtype: Any) -> wp.array:
             return wp.from_torch(tensor, dtype=dtype)
 
@@ -109,29 +117,19 @@ class Renderer:
         slope, env, seen = view(self.slope, wp.float32), view(self.env, wp.int32), view(self._seen, wp.int32)
         things = self.movers or Movers.make(1, 1, self.device)
         kind, place, size = view(things.kind, wp.int32), view(things.position, wp.vec3), view(things.size, wp.vec3)
-        images = []
+        targets = []
         for name in CHANNELS:
-            kinds = self.images[name].dtype if name in self.images else DEFAULT_TYPES[name]
-            image = self.images.get(name, torch.empty(1, 1, 1, 1, dtype=kinds, device=self.device))
-            images.append(view(image, WARP_TYPES[kinds]))
+            dtype = images[name].dtype if name in images else DEFAULT_TYPES[name]
+            image = images.get(name, torch.empty(1, 1, 1, 1, dtype=dtype, device=self.device))
+            targets.append(view(image, WARP_TYPES[dtype]))
         plan = Plan(self.device, self.num_views)
         if self.movers:
             ratio = self.height / self.width
-            inputs = [
-                table,
-                position,
-                rotation,
-                slope,
-                ratio,
-                self.far,
-                env,
-                view(self.hidden, wp.int32),
-                kind,
-                place,
-                size,
-            ]
-            plan.add_kernel(find_movers, self.num_views, [*inputs, seen], unit=1, block=BLOCK)
-        inputs = [words, table, position, rotation, slope, view(self.scene, wp.int32)]
+            inputs = [table, position, rotation, slope, ratio, self.far, env, view(self.hidden, wp.int32)]
+            plan.add_kernel(find_movers, self.num_views, [*inputs, kind, place, size, seen], unit=1, block=BLOCK)
+        recipe = replace(self._recipe, masked=only is not None)
+        mask = torch.ones(1, dtype=torch.bool, device=self.device) if only is None else only
+        inputs = [words, table, position, rotation, slope, view(self.scene, wp.int32), view(mask, wp.bool)]
         inputs += [
             self.far,
             self.max_depth,
@@ -143,14 +141,9 @@ class Renderer:
             view(things.rotation, wp.quat),
             size,
         ]
-        inputs += [
-            view(things.colour, wp.vec3),
-            view(things.semantic, wp.int32),
-            view(things.instance, wp.int32),
-            *images,
-        ]
-        count = self.num_views * self._recipe.rays_per_view
-        plan.add_kernel(render_kernel(self._recipe), count, inputs, unit=self._recipe.rays_per_view, block=BLOCK)
+        inputs += [view(things.colour, wp.vec3), view(things.semantic, wp.int32), view(things.instance, wp.int32)]
+        count = self.num_views * recipe.rays_per_view
+        plan.add_kernel(render_kernel(recipe), count, [*inputs, *targets], unit=recipe.rays_per_view, block=BLOCK)
         return plan
 
     def render(self, poses: torch.Tensor | None = None, scene: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
@@ -167,6 +160,8 @@ class Renderer:
             if scene.shape != (self.num_views,):
                 raise ShoalError(f"scene must have shape ({self.num_views},), not {tuple(scene.shape)}.")
             self.scene.copy_(scene)
+        if self._plan is None:
+            raise ShoalError("This renderer has no images of its own; use plan_into.")
         self._plan()
         return self.images
 

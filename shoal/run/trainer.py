@@ -76,6 +76,7 @@ class Trainer:
 
     def iterate(self) -> None:
         """One rollout and one update."""
+        self.world.tend()
         self.collect()
         self.learn()
         self.iteration += 1

@@ -10,7 +10,7 @@ A scene that is sent away gets no new episodes. When the last env has left it, i
 import queue
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -117,6 +117,8 @@ class ScenePool:
         self._uploader = _Uploader(self.memory)
         self.row = torch.arange(envs, dtype=torch.int32, device=self.device) % self.resident
         """int32 [envs]: where each env is."""
+        self.before_use: Callable[[int], None] = lambda row: None
+        """Called for a row that has come, before episodes may begin in it."""
         self.loaded, self.swaps = self.resident, 0
         self._polls = 0
         self._coming: Packed | None = None
@@ -226,6 +228,7 @@ class ScenePool:
         except queue.Empty:
             return
         self.memory.publish(row)
+        self.before_use(row)
         self.active.append(row)
         self._coming, self._travelling, self._polls = None, False, 0
         self.loaded += 1

@@ -21,10 +21,14 @@ WORLDS: dict[str, tuple[str, str, str]] = {
     ),
     "pandemic": ("shoal.worlds.pandemic", "Pandemic", "51 governors and a planner trade lives against livelihoods."),
     "pendulum": ("shoal.worlds.pendulum", "Pendulum", "Swing a pendulum up and hold it there."),
+    "pointnav": ("shoal.nav.pointnav", "PointNav", "Walk to a point in a house, by sight."),
     "tag-continuous": ("shoal.worlds.tag_continuous", "TagContinuous", "Taggers hunt runners in a square."),
     "tag-grid": ("shoal.worlds.tag_grid", "TagGrid", "Taggers hunt a runner on a grid."),
 }
 """Name -> module, class, one line."""
+
+KERNEL_WORLDS = sorted(name for name, (module, _, _) in WORLDS.items() if module.startswith("shoal.worlds."))
+"""Those of them that need no scenes."""
 
 
 HOST_KINDS = {

@@ -32,7 +32,7 @@ def box_distance(points, blocks):
 
 
 def shortest(start, goal, blocks, radius, size=(10.0, 8.0)):
-    """Length of the shortest path that keeps `radius` from all blocks: through points on circles around their corners."""
+    """Length of the shortest path that keeps `radius` from all blocks, by points on circles around their corners."""
     width, depth = size
     outside = [(-1, -1, 0, depth + 1), (width, -1, width + 1, depth + 1), (-1, -1, width + 1, 0)]
     blocks = [tuple(b[:4]) for b in blocks] + outside + [(-1, depth, width + 1, depth + 1)]

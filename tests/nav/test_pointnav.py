@@ -1,0 +1,182 @@
+"""PointNav on scripted paths whose answers are known."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from shoal.errors import ShoalError
+from shoal.nav.pointnav import PointNav, PointNavConfig
+from shoal.nav.world import FORWARD, LEFT, RIGHT, STOP
+from shoal.render.renderer import Renderer, heading
+from tests.nav.rooms import room
+
+SIZE = 16
+
+
+def write_obj(path, corners) -> str:
+    lines = [f"v {x} {y} {z}" for x, y, z in corners.reshape(-1, 3)]
+    lines += [f"f {3 * k + 1} {3 * k + 2} {3 * k + 3}" for k in range(len(corners))]
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """Eight envs in one room with a wall across a part of it."""
+    folder = tmp_path_factory.mktemp("scenes")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHOAL_CACHE", str(folder / "cache"))
+        scene = write_obj(folder / "room.obj", room(boxes=[(4.0, 0.0, 4.3, 5.0, 2.6)]))
+        config = PointNavConfig(scenes=scene, up="z", resident=1, goals=4, size=SIZE, max_steps=20)
+        made = PointNav(8, "cpu", config)
+        made.reset(3)
+    yield made
+    made.close()
+
+
+def put(world, place, yaw=0.0, walked=0.0):
+    """Begin anew with every env at a place, on the way to goal 0."""
+    world.reset(3)
+    store = world.store
+    store.goal_slot.fill_(0)
+    store.goal[:] = world._site.fields.goal[0, 0]
+    store.place[:] = torch.as_tensor(place, dtype=torch.float32)
+    store.yaw.fill_(yaw)
+    store.walked.fill_(walked)
+    distance = geodesic(world)
+    store.distance[:] = distance
+    store.start_distance[:] = distance
+
+
+def geodesic(world) -> torch.Tensor:
+    from shoal.nav.queries import Pathfinder
+
+    goal = world._site.fields.goal[0, 0:1]
+    return Pathfinder(world._site.ground).geodesic(world.store.place.clone(), goal)[:, 0]
+
+
+def step(world, action):
+    actions = torch.full((8, 1), action, dtype=torch.int32)
+    return world.step(actions)
+
+
+def test_actions_move_and_turn(world):
+    put(world, (2.0, 4.0, 0.0), yaw=0.5)
+    step(world, FORWARD)
+    expected = torch.tensor([2.0 + 0.25 * math.cos(0.5), 4.0 + 0.25 * math.sin(0.5), 0.0])
+    torch.testing.assert_close(world.store.place[0], expected)
+    assert world.store.walked[0] == pytest.approx(0.25, abs=1e-5)
+    step(world, LEFT)
+    assert world.store.yaw[0] == pytest.approx(0.5 + math.radians(10), abs=1e-5)
+    step(world, RIGHT)
+    assert world.store.yaw[0] == pytest.approx(0.5, abs=1e-5)
+
+
+def test_reward_is_the_way_gained_less_the_slack(world):
+    put(world, (2.0, 4.0, 0.0), yaw=1.0)
+    before = geodesic(world)
+    step(world, FORWARD)
+    after = geodesic(world)
+    torch.testing.assert_close(world.store.reward[:, 0], before - after - 0.01, atol=1e-5, rtol=0)
+
+
+def test_walls_stop_and_count(world):
+    put(world, (3.85, 2.0, 0.0), yaw=0.0)
+    for _ in range(3):
+        step(world, FORWARD)
+    assert (world.store.place[:, 0] < 3.96).all()
+    assert (world.store.collisions == 3).all()
+
+
+@pytest.mark.parametrize("walked", [0.0, 9.0])
+def test_stop_at_the_goal_succeeds_with_its_spl(world, walked):
+    goal = world._site.fields.goal[0, 0]
+    put(world, goal + torch.tensor([0.05, 0.0, 0.0]), walked=walked)
+    world.store.start_distance.fill_(6.0)
+    out = step(world, STOP)
+    assert out.terminated.all()
+    share = 6.0 / max(6.0, walked)
+    done = world.last_episode().reports
+    torch.testing.assert_close(done["success"], torch.ones(8))
+    torch.testing.assert_close(done["spl"], torch.full((8,), share))
+    torch.testing.assert_close(world.store.reward[:, 0], torch.full((8,), 2.5 * share - 0.01), atol=1e-4, rtol=0)
+
+
+def test_stop_elsewhere_fails(world):
+    goal = world._site.fields.goal[0, 0]
+    put(world, goal + torch.tensor([0.25, 0.0, 0.0]))
+    out = step(world, STOP)
+    assert out.terminated.all()
+    assert (world.last_episode().reports["success"] == 0).all()
+    assert (world.store.reward[:, 0] < 0.1).all()
+
+
+def test_running_out_of_time_at_the_goal_is_no_success(world):
+    goal = world._site.fields.goal[0, 0]
+    put(world, goal)
+    for _ in range(20):
+        out = step(world, LEFT)
+    assert out.truncated.all()
+    assert not out.terminated.any()
+    assert (world.last_episode().reports["success"] == 0).all()
+    assert (world.last_episode().reports["spl"] == 0).all()
+
+
+def test_the_agent_sees_its_goal_and_what_is_before_it(world):
+    put(world, (2.0, 6.0, 0.0), yaw=0.3)
+    step(world, LEFT)
+    seen = world.outputs.groups["agent"].observation[0, 0].float()
+    away = world.store.goal[0] - world.store.place[0]
+    angle = math.atan2(away[1], away[0]) - (0.3 + math.radians(10))
+    goal = torch.tensor([away[:2].norm(), math.cos(angle), math.sin(angle)])
+    torch.testing.assert_close(seen[-3:], goal, atol=0.01, rtol=0)
+    assert seen[-8:-3].tolist() == [0, 0, 0, 1, 0], "the last action, counted from 1"
+    renderer = Renderer(world._site.pool.memory, 1, (SIZE, SIZE), ["depth"], max_depth=10.0)
+    pose = torch.cat([world.store.place[0] + torch.tensor([0, 0, 1.25]), heading(world.store.yaw[0])])[None]
+    image = renderer.render(pose)["depth"].reshape(-1)
+    torch.testing.assert_close(seen[: SIZE**2], image, atol=0.01, rtol=1e-3)
+
+
+def test_the_final_observation_is_the_last_place_and_the_next_one_the_new(world):
+    put(world, (2.0, 6.0, 0.0), yaw=0.3)
+    place = world.store.place[0].clone()
+    out = step(world, STOP).groups["agent"]
+    renderer = Renderer(world._site.pool.memory, 1, (SIZE, SIZE), ["depth"], max_depth=10.0)
+    for at, yaw, seen in (
+        (place, torch.tensor(0.3), out.final_observation),
+        (world.store.place[0], world.store.yaw[0], out.observation),
+    ):
+        pose = torch.cat([at + torch.tensor([0, 0, 1.25]), heading(yaw)])[None]
+        image = renderer.render(pose)["depth"].reshape(-1)
+        torch.testing.assert_close(seen[0, 0, : SIZE**2].float(), image, atol=0.01, rtol=1e-3)
+
+
+def test_episodes_begin_by_the_rules(world):
+    """Starts are free and on the way's region, 1 to 30 m away; straight ways are rarer than by chance."""
+    starts, ratios = [], []
+    for _ in range(40):
+        step(world, STOP)
+        straight = (world.store.goal - world.store.place).norm(dim=1)
+        starts += world.store.start_distance.tolist()
+        ratios += (world.store.start_distance / straight).tolist()
+        assert torch.equal(world.store.distance, world.store.start_distance)
+    assert min(starts) >= 1.0
+    assert max(starts) <= 30.0
+    assert np.mean(np.array(ratios) > 1.1) > 0.3
+
+
+def test_scenes_that_cannot_be_walked_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
+    wall = write_obj(tmp_path / "wall.obj", room()[:2])
+    world = PointNav(2, "cpu", PointNavConfig(scenes=wall, up="z", resident=1, goals=2, size=SIZE))
+    with pytest.raises(ShoalError, match=r"wall\.obj has no walkable floor"):
+        world.reset(0)
+    world.close()
+
+
+def test_a_blind_agent_sees_no_image():
+    config = PointNavConfig(image="none")
+    (group,) = PointNav.groups_of(config)
+    assert group.observation.shape == (8,)
