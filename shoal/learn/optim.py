@@ -103,8 +103,12 @@ class Adam:
         self.second.add_((g * g - self.second) * ((1.0 - b2) * go))
         steps = self.steps.clamp(min=1.0)
         root = torch.sqrt(self.second / (1.0 - torch.pow(b2, steps))) + self.eps
-        step = self.first / ((1.0 - torch.pow(b1, steps)) * root)
-        self.flat.sub_(self.lr * go * (step if self.row == 1 else self._shaped(step.view(-1, self.row)).view(-1)))
+        if self.row == 1:
+            size = self.lr * go / (1.0 - torch.pow(b1, steps))
+            self.flat.sub_(size * self.first / root)
+        else:
+            step = self.first / ((1.0 - torch.pow(b1, steps)) * root)
+            self.flat.sub_(self.lr * go * self._shaped(step.view(-1, self.row)).view(-1))
         return norm
 
     def _shaped(self, step: torch.Tensor) -> torch.Tensor:
