@@ -167,11 +167,20 @@ def bits(number: float) -> int:
 
 
 @wp.func
+def holds_scene(table: Table, row: int) -> bool:
+    """Whether there is a scene in this row; anything else would lead into memory that means something else."""
+    there = bool(False)
+    if row >= 0 and row < table.shape[0]:
+        there = table[row, NODES] >= 0
+    return there
+
+
+@wp.func
 def trace(words: Words, table: Table, row: int, origin: wp.vec3, direction: wp.vec3, hit: Hit) -> Hit:
     """The nearest solid place of scene `row` before `hit.distance`, or `hit` as it was."""
     found = hit
     beyond = float(1.0e-4)
-    searching = bool(True)
+    searching = holds_scene(table, row)
     while searching:
         met = traverse(words, table[row, NODES], table[row, TRIANGLES], origin, direction, beyond, hit.distance)
         code = bits(met[3])

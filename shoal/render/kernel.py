@@ -8,7 +8,7 @@ import torch
 import warp as wp
 
 from shoal.core.store import TORCH_TYPES
-from shoal.render.cast import LOOKS, Hit, Table, Words, bits, surface, trace, word
+from shoal.render.cast import LOOKS, Hit, Table, Words, bits, holds_scene, surface, trace, word
 from shoal.render.movers import MESH, meet_shape, near_ray, reach, shape_normal
 from shoal.scene.memory import RADIUS
 from shoal.scene.pack import LOOK_WORDS
@@ -265,9 +265,15 @@ def find_movers(
     wide = slope[view]
     high = wide * ratio
     count = int(0)
-    for m in range(kind.shape[1]):
+    things = int(0)
+    if e >= 0 and e < kind.shape[0]:
+        things = kind.shape[1]
+    for m in range(things):
         what = kind[e, m]
-        if what != 0 and m != hidden[view]:
+        shown = what > 0 and m != hidden[view]
+        if what >= MESH:
+            shown = shown and holds_scene(table, what - MESH)
+        if shown:
             around = float(0.0)
             if what >= MESH:
                 around = wp.cast(table[what - MESH, RADIUS], float)

@@ -15,6 +15,9 @@ from shoal.scene.pack import SECTIONS, Packed
 RADIUS = len(SECTIONS)
 """Column of the table, after the first words of the sections: the radius of the scene around its origin (bits)."""
 
+EMPTY = -1
+"""What the table holds for a row without a scene."""
+
 WORD = 16
 """Bytes."""
 
@@ -42,7 +45,7 @@ class SceneMemory:
                 f"{limit / 1e9:.1f} GB of scene memory do not fit on {self.device} ({free / 1e9:.1f} GB are free); "
                 "give a smaller limit or fewer resident scenes."
             ) from error
-        self.table = torch.zeros(rows, RADIUS + 1, dtype=torch.int32, device=self.device)
+        self.table = torch.full((rows, RADIUS + 1), EMPTY, dtype=torch.int32, device=self.device)
         self._lots: list[_Lot | None] = [None] * rows
 
     @classmethod
@@ -117,5 +120,6 @@ class SceneMemory:
         self.publish(row)
 
     def remove(self, row: int) -> None:
-        """Give a row's memory back; nothing may look at it any more."""
+        """Give a row's memory back; from now on there is nothing to see in it."""
         self._lots[row] = None
+        self.table[row] = EMPTY

@@ -157,3 +157,15 @@ def test_culling_changes_nothing():
         movers.kind[0, k] = kinds[0, k]
         least = torch.minimum(least, renderer.render(poses)["depth"])
     assert torch.equal(together, least)
+
+
+def test_kinds_and_envs_that_are_not_there_show_nothing():
+    movers = Movers.make(1, 3, "cpu")
+    movers.position[:] = torch.tensor([2.0, 0.0, 0.0])
+    movers.kind[0] = torch.tensor([MESH + 5, MESH + 10**6, -3])
+    renderer = Renderer(FAR_ROOM, 2, (3, 3), ["depth", "rgb"], movers=movers)
+    renderer.env.copy_(torch.tensor([0, 77]))
+    assert (renderer.render()["depth"][:, 1, 1, 0] == 50.0).all()
+    movers.kind[0, 0] = BOX
+    movers.size.zero_()
+    assert (renderer.render()["depth"][:, 1, 1, 0] == 50.0).all()

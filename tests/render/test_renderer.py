@@ -9,6 +9,8 @@ import torch
 from shoal.errors import ShoalError
 from shoal.render.renderer import Renderer, heading
 from shoal.scene.load import load_scene
+from shoal.scene.memory import SceneMemory
+from shoal.scene.pack import pack_scene
 from shoal.scene.scene import Material
 from tests.scene.shapes import box, make_scene, quad, soup, textured_wall
 
@@ -291,3 +293,24 @@ def test_bad_poses_are_named():
     renderer = Renderer(make_scene(soup(3)), 2, (8, 8), ["depth"])
     with pytest.raises(ShoalError, match=r"\(2, 7\), not \(1, 7\)"):
         renderer.render(level_pose())
+
+
+def test_rows_without_a_scene_show_nothing():
+    """A row out of range or empty leads into nobody's memory."""
+    memory = SceneMemory(10**6, 3, "cpu")
+    memory.put(1, pack_scene(make_scene(box((-1, -1, -1), (1, 1, 1)))))
+    renderer = Renderer(memory, 5, (4, 4), ["depth", "rgb", "instance", "normal"])
+    images = renderer.render(torch.cat([level_pose()] * 5), torch.tensor([0, 1, 2, -7, 10**6]))
+    assert images["depth"][:, 2, 2, 0].tolist() == [1000.0, 1.0, 1000.0, 1000.0, 1000.0]
+    assert (images["instance"][[0, 2, 3, 4]] == 0).all()
+    memory.remove(1)
+    assert (renderer.render()["depth"] == 1000.0).all()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_poses_that_are_no_numbers_show_nothing(bad):
+    renderer = Renderer(make_scene(box((-1, -1, -1), (1, 1, 1))), 2, (4, 4), ["depth"])
+    poses = torch.cat([level_pose(), level_pose(bad)])
+    depth = renderer.render(poses)["depth"]
+    assert (depth[0] < 3).all()
+    assert (depth[1] == 1000.0).all()
