@@ -166,7 +166,7 @@ def _scene_arguments(parser) -> None:
     parser.add_argument(
         "scene", metavar="SCENE", help="house:SEED, house:SEED@DETAIL, or a .glb, .gltf, .obj, .ply file"
     )
-    parser.add_argument("--up", default="auto", choices=["auto", "x", "y", "z"], help="the file's upward axis")
+    parser.add_argument("--up", default="auto", choices=["auto", "y", "z"], help="the file's upward axis")
     parser.add_argument("--scale", type=float, default=1.0, help="metres per unit of the file (0.01: centimetres)")
 
 
@@ -194,10 +194,11 @@ def _scene_render(words: list[str]) -> int:
     parser.add_argument("--light", action=argparse.BooleanOptionalAction, default=True, help="shade by a simple light")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
     options = parser.parse_args(words)
-    from shoal.render.sheet import draw_sheet, parse_size, save_sheet
+    from shoal.render.sheet import check_path, draw_sheet, parse_size, save_sheet
     from shoal.run.config import pick_device
     from shoal.scene.sources import prepare
 
+    check_path(options.out)
     size, device = parse_size(options.size), pick_device(options.device)
     packed = prepare(options.scene, options.up, options.scale, device)
     sheet = draw_sheet(

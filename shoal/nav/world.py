@@ -36,7 +36,7 @@ class NavConfig:
     """Scenes to evaluate and record in."""
     detail: float = 1.0
     """Detail of procedural houses."""
-    up: Literal["auto", "x", "y", "z"] = "auto"
+    up: Literal["auto", "y", "z"] = "auto"
     """Upward axis of mesh files."""
     scale: float = 1.0
     """Metres per unit of mesh files."""
@@ -120,7 +120,8 @@ class NavWorld(KernelWorld):
     def groups_of(cls, config: Any) -> tuple[Group, ...]:
         parts = cls.parts(config, cls.extras)
         total = sum(math.prod(shape) for _, shape in parts)
-        box = Box((total,), dtype=torch.float16, parts=parts)
+        kinds = {name: kind for name, kind in (("depth", "depth"), ("previous", "choice")) if name in dict(parts)}
+        box = Box((total,), dtype=torch.float16, parts=parts, kinds=kinds)
         return (Group("agent", observation=box, action=Discrete(4)),)
 
     @classmethod
@@ -179,9 +180,8 @@ class NavWorld(KernelWorld):
             memory = self._site.pool.memory
             self._renderer = Renderer(
                 memory, self.num_envs, (config.size,) * 2, {config.image: torch.float16}, fov=config.fov,
-                max_depth=config.max_depth, own_images=False,
+                max_depth=config.max_depth, own_images=False, scene=self.store.row,
             )  # fmt: skip
-            self._renderer.scene = self.store.row
 
     def restart(self, mask: torch.Tensor) -> None:
         if self._site is None:  # the first episodes: `reset` has set the seed

@@ -2,6 +2,7 @@
 
 import warp as wp
 
+from shoal.scene.memory import MIDDLE
 from shoal.scene.pack import LEAF_BITS, LOOK_WORDS, MATERIAL_WORDS, NODE_WORDS, TRIANGLE_WORDS
 from shoal.scene.tree import STACK
 
@@ -48,7 +49,7 @@ TRAVERSAL = f"""
         at = DONE; \\
         while (count > 0) {{ \\
             --count; \\
-            if (stack[count].distance < best) {{ at = stack[count].child; break; }} \\
+            if (stack[count].distance <= best) {{ at = stack[count].child; break; }} \\
         }}
     float best = far, best_u = 0.0f, best_v = 0.0f;
     int met = -1;
@@ -108,7 +109,9 @@ TRAVERSAL = f"""
             const int place = triangles + k * {TRIANGLE_WORDS};
             const auto h = SHOAL_READ(place + 2);
             const float t = -(h.x * ox + h.y * oy + h.z * oz + h.w) / (h.x * dx + h.y * dy + h.z * dz);
-            if (t > beyond && t < best) {{
+            // Of several at the same distance, the first in order; behind a hole, the next.
+            const bool after = t > beyond || (t == beyond && k > last_hole);
+            if (after && (t < best || (t == best && 2 * k < met))) {{
                 const float px = ox + t * dx, py = oy + t * dy, pz = oz + t * dz;
                 const auto a = SHOAL_READ(place), b = SHOAL_READ(place + 1);
                 const float u = a.x * px + a.y * py + a.z * pz + a.w;
@@ -131,9 +134,19 @@ TRAVERSAL = f"""
 
 @wp.func_native(TRAVERSAL)
 def traverse(
-    words: Words, nodes: int, triangles: int, origin: wp.vec3, direction: wp.vec3, beyond: float, far: float
+    words: Words,
+    nodes: int,
+    triangles: int,
+    origin: wp.vec3,
+    direction: wp.vec3,
+    beyond: float,
+    last_hole: int,
+    far: float,
 ) -> wp.vec4:
-    """The nearest triangle between `beyond` and `far`: distance, u, v and, as bits, 2 x triangle + holes (-1: none)."""
+    """The nearest triangle between `beyond` and `far`: distance, u, v and, as bits, 2 x triangle + holes (-1: none).
+
+    At distance `beyond` itself, those after triangle `last_hole`.
+    """
     ...
 
 
@@ -181,8 +194,17 @@ def trace(words: Words, table: Table, row: int, origin: wp.vec3, direction: wp.v
     found = hit
     beyond = float(1.0e-4)
     searching = holds_scene(table, row)
+    last_hole = int(2147483647)
+    start = origin
+    if searching:
+        start = origin - wp.vec3(
+            wp.cast(table[row, MIDDLE], float),
+            wp.cast(table[row, MIDDLE + 1], float),
+            wp.cast(table[row, MIDDLE + 2], float),
+        )
     while searching:
-        met = traverse(words, table[row, NODES], table[row, TRIANGLES], origin, direction, beyond, hit.distance)
+        nodes = table[row, NODES]
+        met = traverse(words, nodes, table[row, TRIANGLES], start, direction, beyond, last_hole, hit.distance)
         code = bits(met[3])
         searching = False
         if code >= 0:
@@ -191,6 +213,7 @@ def trace(words: Words, table: Table, row: int, origin: wp.vec3, direction: wp.v
             if (code & 1) == 1:
                 searching = not is_solid(words, table, row, triangle, met[1], met[2])
                 beyond = met[0]
+                last_hole = triangle
             if not searching:
                 found.distance = met[0]
                 found.triangle = triangle

@@ -9,7 +9,7 @@ import warp as wp
 
 from shoal.core.store import TORCH_TYPES
 from shoal.render.cast import LOOKS, Hit, Table, Words, bits, holds_scene, surface, trace, word
-from shoal.render.movers import MESH, meet_shape, near_ray, reach, shape_normal
+from shoal.render.movers import MESH, meet_shape, near_ray, reach, shape_normal, upright
 from shoal.scene.memory import RADIUS
 from shoal.scene.pack import LOOK_WORDS
 
@@ -72,6 +72,8 @@ def render_kernel(recipe: Recipe) -> Any:
     wants_facing = wants_normal or (wants_rgb and recipe.light)
     wants_more = wants_rgb or wants_semantic or wants_instance or wants_normal
     depth_bytes, rgb_bytes, normal_bytes = (kind is wp.uint8 for kind in (depth_type, rgb_type, normal_type))
+    # What does not fit in a byte is told as 255, not as something else.
+    most_semantic, most_instance = (255 if kind is wp.uint8 else 2**31 - 1 for kind in (semantic_type, instance_type))
     has_movers, light, masked = recipe.movers, recipe.light, recipe.masked
 
     def render(
@@ -123,7 +125,7 @@ def render_kernel(recipe: Recipe) -> Any:
             left = wide - (float(x) + 0.5) * step
             up = (0.5 * wp.static(float(height)) - float(y) - 0.5) * step
             origin = position[view]
-            direction = wp.quat_rotate(rotation[view], wp.vec3(1.0, left, up))
+            direction = wp.quat_rotate(upright(rotation[view]), wp.vec3(1.0, left, up))
             row = scene[view]
             hit = Hit()
             hit.distance = far
@@ -144,8 +146,9 @@ def render_kernel(recipe: Recipe) -> Any:
                     if what >= wp.static(MESH):
                         around = wp.cast(table[what - wp.static(MESH), wp.static(RADIUS)], float)
                     if near_ray(offset, reach(what, shape, around), direction, hit):
-                        local_origin = wp.quat_rotate_inv(turn[e, m], -offset)
-                        local_direction = wp.quat_rotate_inv(turn[e, m], direction)
+                        pose = upright(turn[e, m])
+                        local_origin = wp.quat_rotate_inv(pose, -offset)
+                        local_direction = wp.quat_rotate_inv(pose, direction)
                         if what >= wp.static(MESH):
                             local_origin = wp.cw_div(local_origin, shape)
                             local_direction = wp.cw_div(local_direction, shape)
@@ -193,7 +196,7 @@ def render_kernel(recipe: Recipe) -> Any:
                                 if not of_mesh:
                                     spot = hit_origin + hit.distance * hit_direction
                                     facing = shape_normal(what, size[e, mover], spot)
-                                facing = wp.quat_rotate(turn[e, mover], facing)
+                                facing = wp.quat_rotate(upright(turn[e, mover]), facing)
                         facing = wp.normalize(facing)
                         if wp.dot(facing, direction) > 0.0:
                             facing = -facing
@@ -229,9 +232,9 @@ def render_kernel(recipe: Recipe) -> Any:
                             value = value * 255.0 + 0.5
                         rgb[view, y, x, c] = rgb_type(value)
                 if wp.static(wants_semantic):
-                    semantic[view, y, x, 0] = semantic_type(label)
+                    semantic[view, y, x, 0] = semantic_type(wp.min(label, most_semantic))
                 if wp.static(wants_instance):
-                    instance[view, y, x, 0] = instance_type(thing)
+                    instance[view, y, x, 0] = instance_type(wp.min(thing, most_instance))
                 if wp.static(wants_normal):
                     for c in range(3):
                         value = facing[c]
@@ -278,7 +281,7 @@ def find_movers(
             if what >= MESH:
                 around = wp.cast(table[what - MESH, RADIUS], float)
             radius = reach(what, size[e, m], around)
-            c = wp.quat_rotate_inv(rotation[view], place[e, m] - position[view])
+            c = wp.quat_rotate_inv(upright(rotation[view]), place[e, m] - position[view])
             ahead = c[0] + radius > 0.0 and c[0] - radius < far
             across = wp.abs(c[1]) - c[0] * wide <= radius * wp.sqrt(1.0 + wide * wide)
             along = wp.abs(c[2]) - c[0] * high <= radius * wp.sqrt(1.0 + high * high)

@@ -62,6 +62,7 @@ class Movers:
 @wp.func
 def reach(kind: int, size: wp.vec3, mesh: float) -> float:
     """The radius of a ball around the thing's position that holds all of it; `mesh` is that of an unscaled mesh."""
+    size = wp.abs(size)
     if kind == BOX:
         return wp.length(size)
     if kind == SPHERE:
@@ -71,6 +72,19 @@ def reach(kind: int, size: wp.vec3, mesh: float) -> float:
     if kind == CAPSULE:
         return size[0] + size[2]
     return wp.max(size) * mesh
+
+
+@wp.func
+def solid(size: wp.vec3) -> wp.vec3:
+    """Half lengths, positive: something flat is a micrometre thick."""
+    return wp.max(wp.abs(size), wp.vec3(1.0e-6))
+
+
+@wp.func
+def upright(turn: wp.quat) -> wp.quat:
+    """A rotation of length 1; one of length 0 does not turn."""
+    length = wp.length(turn)
+    return wp.where(length > 0.0, turn / wp.max(length, 1.0e-30), wp.quat_identity())
 
 
 @wp.func
@@ -98,6 +112,24 @@ def meet_round(a: float, b: float, c: float) -> float:
 @wp.func
 def meet_ball(o: wp.vec3, d: wp.vec3, radius: float) -> float:
     return meet_round(wp.dot(d, d), wp.dot(o, d), wp.dot(o, o) - radius * radius)
+
+
+@wp.func
+def meet_end(o: wp.vec3, d: wp.vec3, radius: float, side: float) -> float:
+    """The outer half of the ball at an end of a capsule, above (side 1) or below (-1) its middle."""
+    a = wp.dot(d, d)
+    b = wp.dot(o, d)
+    inside = b * b - a * (wp.dot(o, o) - radius * radius)
+    best = float(wp.inf)
+    if inside >= 0.0 and a > 0.0:
+        root = wp.sqrt(inside)
+        first = (-b - root) / a
+        second = (-b + root) / a
+        if second > 0.0 and (o[2] + second * d[2]) * side >= 0.0:
+            best = second
+        if first > 0.0 and (o[2] + first * d[2]) * side >= 0.0:
+            best = first
+    return best
 
 
 @wp.func
@@ -131,6 +163,7 @@ def meet_lid(o: wp.vec3, d: wp.vec3, height: float) -> float:
 @wp.func
 def meet_shape(kind: int, size: wp.vec3, o: wp.vec3, d: wp.vec3) -> float:
     """Distance to a simple shape along a ray in its own frame (unscaled); inf if it is not met."""
+    size = solid(size)
     unit_o = wp.cw_div(o, size)
     unit_d = wp.cw_div(d, size)
     best = float(wp.inf)
@@ -143,20 +176,15 @@ def meet_shape(kind: int, size: wp.vec3, o: wp.vec3, d: wp.vec3) -> float:
         best = wp.min(meet_tube(unit_o, unit_d, 1.0, 1.0), lids)
     elif kind == CAPSULE:
         up = wp.vec3(0.0, 0.0, size[2])
-        # Of the balls at the ends only the outer halves count.
         best = meet_tube(o, d, size[0], size[2])
-        top = meet_ball(o - up, d, size[0])
-        if o[2] + top * d[2] >= size[2]:
-            best = wp.min(best, top)
-        bottom = meet_ball(o + up, d, size[0])
-        if o[2] + bottom * d[2] <= -size[2]:
-            best = wp.min(best, bottom)
+        best = wp.min(best, wp.min(meet_end(o - up, d, size[0], 1.0), meet_end(o + up, d, size[0], -1.0)))
     return best
 
 
 @wp.func
 def shape_normal(kind: int, size: wp.vec3, point: wp.vec3) -> wp.vec3:
     """The outward normal (any length) at a point on a simple shape, in its own frame."""
+    size = solid(size)
     unit = wp.cw_div(point, size)
     normal = wp.cw_div(unit, size)
     if kind == BOX:

@@ -15,7 +15,6 @@ from shoal.render.kernel import (
     BLOCK,
     CHANNELS,
     DEFAULT_TYPES,
-    RAYS_PER_TILE,
     WARP_TYPES,
     Recipe,
     find_movers,
@@ -25,6 +24,7 @@ from shoal.render.movers import Movers
 from shoal.scene.memory import SceneMemory
 from shoal.scene.pack import Packed, pack_scene
 from shoal.scene.scene import Scene
+from shoal.scene.sources import prepare
 
 KINDS = {
     "depth": (torch.uint8, torch.float16, torch.float32),
@@ -35,11 +35,14 @@ KINDS = {
 }
 """The element types that each kind of image can have; the first of RGB's, 0 to 255, is its default."""
 
+WRITTEN_IN_PLACE = ("position", "rotation", "slope", "scene", "env", "hidden")
+"""Tensors of a renderer that stay what they are; assigning to one writes into it."""
+
 SKY = (0.62, 0.74, 0.88)
 
 
 class Renderer:
-    """Renders `views` images at once. Write `position`, `rotation`, `fov` and `scene`, or give poses; call `render`.
+    """Renders `views` images at once. Write `position`, `rotation`, `slope` and `scene`, or give poses; call `render`.
 
     A camera that is not turned looks along x; y is to its left, z up (metres). Depth is measured along the view axis.
 
@@ -54,10 +57,10 @@ class Renderer:
 
     def __init__(
         self,
-        scenes: SceneMemory | Sequence[Scene | Packed] | Scene | Packed,
+        scenes: SceneMemory | Sequence[Scene | Packed | str] | Scene | Packed | str,
         views: int,
         size: tuple[int, int] = (64, 64),
-        outputs: Sequence[str] | Mapping[str, torch.dtype] = ("depth", "rgb"),
+        outputs: Sequence[str] | Mapping[str, torch.dtype] | str = ("depth", "rgb"),
         *,
         fov: float = 90.0,
         far: float = 1000.0,
@@ -66,13 +69,16 @@ class Renderer:
         movers: Movers | None = None,
         device: str | torch.device = "cpu",
         own_images: bool = True,
+        scene: torch.Tensor | None = None,
     ):
+        """`scene`, int32 [views], is read as the row of each view in place of a tensor of the renderer's own."""
         init_warp()
         self.memory = scenes if isinstance(scenes, SceneMemory) else _load(scenes, device)
         self.device = self.memory.device
         self.num_views, (self.width, self.height) = views, size
-        kinds = {name: DEFAULT_TYPES.get(name) for name in outputs} if not isinstance(outputs, Mapping) else outputs
-        _check(views, size, kinds, fov, far, max_depth)
+        names = [outputs] if isinstance(outputs, str) else outputs
+        kinds = dict(names) if isinstance(names, Mapping) else {name: DEFAULT_TYPES.get(name) for name in names}
+        check_settings(views, size, kinds, fov, far, max_depth)
         # Nothing but depth is wanted: what lies beyond its greatest value need not be found.
         self.max_depth = far if max_depth is None else max_depth
         self.far = min(far, self.max_depth) if set(kinds) == {"depth"} else far
@@ -88,7 +94,7 @@ class Renderer:
         self.rotation[:, 3] = 1.0
         self.slope = make(value=math.tan(math.radians(fov) / 2))
         """float32 [views]: tangent of half the horizontal field of view."""
-        self.scene = make(dtype=torch.int32)
+        self.scene = make(dtype=torch.int32) if scene is None else scene
         """int32 [views]: row of the scene memory."""
         self.env = torch.arange(views, dtype=torch.int32, device=self.device)
         """int32 [views]: whose moving things the view sees."""
@@ -102,6 +108,13 @@ class Renderer:
         self._seen = make(1 + (movers.kind.shape[1] if movers else 0), dtype=torch.int32)
         self._recipe = Recipe(self.width, self.height, tuple(sorted(kinds.items())), light, movers is not None, False)
         self._plan = self.plan_into(self.images) if self.images else None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Kernels are bound to the tensors: another one in their place would not be seen.
+        if name in WRITTEN_IN_PLACE and hasattr(self, name):
+            getattr(self, name).copy_(value)
+        else:
+            super().__setattr__(name, value)
 
     def plan_into(self, images: dict[str, torch.Tensor], only: torch.Tensor | None = None) -> Plan:
         """A plan that renders into other tensors [views, height, width, channels], which may be parts of larger ones.
@@ -174,15 +187,21 @@ def heading(yaw: torch.Tensor, pitch: float = 0.0) -> torch.Tensor:
 
 
 def _load(scenes: Any, device: str | torch.device) -> SceneMemory:
-    several = [scenes] if isinstance(scenes, (Scene, Packed)) else list(scenes)
+    several = [scenes] if isinstance(scenes, (Scene, Packed, str)) else list(scenes)
+    if not several:
+        raise ShoalError("A renderer needs at least one scene, got none.")
     device = full_device(device)
-    return SceneMemory.holding([s if isinstance(s, Packed) else pack_scene(s, device) for s in several], device)
+    ready = [prepare(s, device=device) if isinstance(s, str) else s for s in several]
+    return SceneMemory.holding([s if isinstance(s, Packed) else pack_scene(s, device) for s in ready], device)
 
 
-def _check(views: int, size: tuple[int, int], kinds: Any, fov: float, far: float, max_depth: float | None) -> None:
+def check_settings(
+    views: int, size: tuple[int, int], kinds: Any, fov: float, far: float, max_depth: float | None
+) -> None:
+    """Refuse what cannot be rendered, by name."""
     if views < 1 or min(size) < 1:
         raise ShoalError(f"There must be at least one view of one pixel, not {views} of {size[0]} x {size[1]}.")
-    if views * -(-size[0] // 8) * -(-size[1] // 4) * RAYS_PER_TILE >= 2**31:
+    if views * Recipe(*size, (), False, False, False).rays_per_view >= 2**31:
         raise ShoalError(f"{views} views of {size[0]} x {size[1]} are more than 2^31 pixels; render them in parts.")
     for name, kind in kinds.items():
         if name not in CHANNELS:
@@ -193,5 +212,8 @@ def _check(views: int, size: tuple[int, int], kinds: Any, fov: float, far: float
         raise ShoalError(f"Name at least one output: {', '.join(CHANNELS)}.")
     if not 1.0 <= fov <= 170.0:
         raise ShoalError(f"A horizontal field of view of {fov} degrees cannot be shown; give 1 to 170.")
-    if far <= 0 or (max_depth is not None and max_depth <= 0):
-        raise ShoalError(f"far and max_depth must be greater than 0, not {far} and {max_depth}.")
+    reach = far if max_depth is None else max_depth
+    if not (0 < far < math.inf and 0 < reach < math.inf):
+        raise ShoalError(f"far and max_depth must be numbers greater than 0, not {far} and {max_depth}.")
+    if kinds.get("depth") == torch.float16 and reach > torch.finfo(torch.float16).max:
+        raise ShoalError(f"Depths up to {reach:g} m do not fit in float16; give a max_depth of 65504 or less.")

@@ -28,7 +28,8 @@ def draw_sheet(
 ) -> Image.Image:
     """A picture of `views` views, four or more in a row; each is in colour, and below it in shades of depth."""
     memory = SceneMemory.holding([scene], device)
-    renderer = Renderer(memory, views, size, ["rgb", "depth"], fov=fov, light=light)
+    far = max(100.0, 10.0 * float((scene.bounds[1] - scene.bounds[0]).max()))
+    renderer = Renderer(memory, views, size, ["rgb", "depth"], fov=fov, far=far, light=light)
     images = renderer.render(find_viewpoints(memory, 0, views, seed))
     rgb = images["rgb"].cpu().numpy()
     depth = images["depth"][..., 0].cpu().numpy()
@@ -52,7 +53,7 @@ def shade(depth: np.ndarray, far: float) -> np.ndarray:
     from matplotlib import colormaps
 
     there = depth < far
-    reach = max(1.0, float(np.percentile(depth[there], 99))) if there.any() else 1.0
+    reach = float(np.percentile(depth[there], 99)) if there.any() else 1.0
     colours = colormaps["magma"](1.0 - 0.9 * np.clip(depth / reach, 0, 1))[..., :3]
     return (colours * there[..., None] * 255).astype(np.uint8)
 
@@ -66,11 +67,17 @@ def parse_size(text: str) -> tuple[int, int]:
         raise ShoalError(f"A size is WIDTHxHEIGHT, such as 192x144, not {text!r}.") from None
 
 
-def save_sheet(sheet: Image.Image, path: str | Path) -> Path:
-    """Write a sheet as .png or .jpg."""
+def check_path(path: str | Path) -> Path:
+    """Where a sheet may be written."""
     path = Path(path)
     if path.suffix.lower() not in (".png", ".jpg", ".jpeg"):
         raise ShoalError(f"A sheet is written as .png or .jpg, not {path.name!r}.")
+    return path
+
+
+def save_sheet(sheet: Image.Image, path: str | Path) -> Path:
+    """Write a sheet as .png or .jpg."""
+    path = check_path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         sheet.save(path)

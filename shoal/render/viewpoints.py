@@ -23,7 +23,7 @@ PLACE = 0.1
 
 def find_viewpoints(memory: SceneMemory, row: int, count: int, seed: int = 0) -> torch.Tensor:
     """Poses [count, 7] inside a scene, on some floor with walls around; around it if it has no such inside."""
-    inside = _inside(memory, row, count, torch.Generator().manual_seed(seed))
+    inside = _inside(memory, row, count, torch.Generator().manual_seed(seed % 2**63))
     poses = _around(memory, row, count) if len(inside) < PLACE * TRIES * count else inside[:count]
     return poses.to(memory.device)
 
@@ -52,7 +52,10 @@ class _Look:
     """Distances along single rays."""
 
     def __init__(self, memory: SceneMemory, row: int, views: int):
-        self._renderer = Renderer(memory, views, (1, 1), ["depth"], fov=1.0)
+        scene = memory.scene(row)
+        assert scene is not None
+        far = 10.0 * float((scene.bounds[1] - scene.bounds[0]).max())
+        self._renderer = Renderer(memory, views, (1, 1), ["depth"], fov=1.0, far=far)
         self._renderer.scene.fill_(row)
         self.far = self._renderer.far
 

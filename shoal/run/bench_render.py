@@ -11,8 +11,9 @@ import torch
 
 from shoal.core.graph import Graphed
 from shoal.errors import ShoalError
+from shoal.render.kernel import DEFAULT_TYPES
 from shoal.render.movers import Movers
-from shoal.render.renderer import KINDS, Renderer
+from shoal.render.renderer import KINDS, Renderer, check_settings
 from shoal.render.sheet import parse_size
 from shoal.render.viewpoints import find_viewpoints
 from shoal.run.bench import machine, measure, save
@@ -25,6 +26,9 @@ from shoal.scene.sources import expand, prepare
 
 MOST_PLACES = 4096
 """Different places in a scene; more views share them."""
+
+MOST_SCENES = 256
+"""Of a measurement: all of them are prepared first and held at once."""
 
 MAX_DEPTH = 10.0
 """Metres: what lies beyond need not be told apart."""
@@ -162,7 +166,13 @@ def bench_render_command(words: list[str]) -> int:
         raise ShoalError(f"--movers must be 0 or more, not {options.movers}.")
     device, size = pick_device(options.device), parse_size(options.size)
     counts = options.views or ([256, 1024, 4096, 16_384] if device.startswith("cuda") else [16, 64, 256])
-    packed = [prepare(source, device=device) for source in expand(options.scene)]
+    sources = expand(options.scene)
+    if len(sources) > MOST_SCENES:
+        raise ShoalError(f"--scene names {len(sources):,} scenes; name at most {MOST_SCENES}, such as house:0-15.")
+    if not 0 < options.seconds < 3600:
+        raise ShoalError(f"--seconds must be more than 0 and less than an hour, not {options.seconds}.")
+    check_settings(1, size, {name: DEFAULT_TYPES.get(name) for name in options.outputs}, 90.0, MAX_DEPTH, None)
+    packed = [prepare(source, device=device) for source in sources]
     told = ", ".join(f"{p.name} ({p.triangles:,} triangles)" for p in islice(packed, 4))
     more = f" and {len(packed) - 4} more" if len(packed) > 4 else ""
     print(f"{told}{more}; {' + '.join(options.outputs)}, {options.size}")

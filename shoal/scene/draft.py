@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shoal.errors import ShoalError
-from shoal.scene.scene import LARGEST_EXTENT, Material, Scene, check_scene
+from shoal.scene.scene import FARTHEST, LARGEST_EXTENT, Material, Scene, check_scene
 
 LARGEST_COUNT = 50_000_000
 """Triangles. A search tree over more than that does not fit on the devices this is made for."""
@@ -130,10 +130,12 @@ def _place(name: str, vertices: np.ndarray, numbers: np.ndarray, up: str, scale:
         x, y, z = vertices[bad[0]]
         raise ShoalError(f"{name}: vertex {numbers[bad[0]]} is not finite ({x}, {y}, {z}), {len(bad)} in all.")
     low, high = vertices.min(0) * scale, vertices.max(0) * scale
-    if not max(np.abs(low).max(), np.abs(high).max()) <= LARGEST_EXTENT:
+    away = max(np.abs(low).max(), np.abs(high).max())
+    if not ((high - low).max() <= LARGEST_EXTENT and away <= FARTHEST):
         raise ShoalError(
             f"{name} reaches from ({low[0]:g}, {low[1]:g}, {low[2]:g}) to ({high[0]:g}, {high[1]:g}, {high[2]:g}) m, "
-            f"more than {LARGEST_EXTENT:g} m: give its unit with --scale (0.001 for millimetres)."
+            f"more than {LARGEST_EXTENT:g} m across or {FARTHEST:g} m from the origin: "
+            "give its unit with --scale (0.001 for millimetres)."
         )
     vertices = vertices * scale
     if up == "y":  # a quarter turn about x, so left stays left

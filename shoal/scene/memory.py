@@ -15,6 +15,9 @@ from shoal.scene.pack import SECTIONS, Packed
 RADIUS = len(SECTIONS)
 """Column of the table, after the first words of the sections: the radius of the scene around its origin (bits)."""
 
+MIDDLE = RADIUS + 1
+"""The first of three columns: the middle of the scene, which its places are relative to (bits)."""
+
 EMPTY = -1
 """What the table holds for a row without a scene."""
 
@@ -36,6 +39,7 @@ class SceneMemory:
 
     def __init__(self, limit: int, rows: int, device: str | torch.device):
         self.device = full_device(device)
+        limit = int(limit)
         self.limit = limit // WORD * WORD
         try:
             self.words = torch.empty(max(1, limit // WORD), 4, device=self.device)
@@ -45,7 +49,7 @@ class SceneMemory:
                 f"{limit / 1e9:.1f} GB of scene memory do not fit on {self.device} ({free / 1e9:.1f} GB are free); "
                 "give a smaller limit or fewer resident scenes."
             ) from error
-        self.table = torch.full((rows, RADIUS + 1), EMPTY, dtype=torch.int32, device=self.device)
+        self.table = torch.full((rows, MIDDLE + 3), EMPTY, dtype=torch.int32, device=self.device)
         self._lots: list[_Lot | None] = [None] * rows
 
     @classmethod
@@ -108,7 +112,7 @@ class SceneMemory:
         lot = self._lot(row)
         radius = torch.from_numpy(abs(lot.scene.bounds).max(0)).norm().reshape(1).view(torch.int32)
         places = torch.tensor([lot.first + place for place in lot.scene.places], dtype=torch.int32)
-        entry = torch.cat([places, radius])
+        entry = torch.cat([places, radius, torch.from_numpy(lot.scene.middle).view(torch.int32)])
         if self.device.type == "cuda":
             entry = entry.pin_memory()  # so that the copy waits for nothing
         self.table[row].copy_(entry, non_blocking=True)
@@ -118,6 +122,17 @@ class SceneMemory:
         self.reserve(row, scene)
         self.room(row).copy_(scene.words)
         self.publish(row)
+
+    def close_gaps(self) -> None:
+        """Move all scenes together, on torch's current stream, so that what is free is one piece."""
+        start = 0
+        for row in sorted((r for r, lot in enumerate(self._lots) if lot), key=lambda r: self._lot(r).first):
+            lot = self._lot(row)
+            if lot.first > start:
+                self.words[start : start + lot.words] = self.room(row).clone()
+                self._lots[row] = _Lot(start, lot.words, lot.scene)
+                self.publish(row)
+            start += lot.words
 
     def remove(self, row: int) -> None:
         """Give a row's memory back; from now on there is nothing to see in it."""

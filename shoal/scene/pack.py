@@ -8,7 +8,8 @@ Everything is counted in words of four 32-bit numbers, the most that a GPU reads
     materials  2 words each: colour | first texel, width and height, levels, cutoff
     texels     four a word, red, green, blue and alpha a byte each; a picture, then its halves, quarters, ...
 
-Offsets inside the block are relative to its sections, so that it can lie anywhere.
+Offsets inside the block are relative to its sections, so that it can lie anywhere. Places are relative to the middle of
+the scene, so that a scan with coordinates of a map is as exact as one at the origin.
 """
 
 from dataclasses import dataclass
@@ -45,6 +46,8 @@ class Packed:
     """The first word of each of SECTIONS."""
     bounds: np.ndarray
     """float32 [2, 3], metres."""
+    middle: np.ndarray
+    """float32 [3], metres: what has been taken off all places, in whole metres."""
     labels: tuple[str, ...]
     triangles: int
     holes: bool
@@ -60,7 +63,8 @@ class Packed:
 def pack_scene(scene: Scene, device: str | torch.device = "cpu", largest_texture: int = LARGEST_TEXTURE) -> Packed:
     """Check a scene, build its tree on `device` and lay everything out."""
     check_scene(scene)
-    corners = torch.from_numpy(scene.corners)
+    middle = np.round(scene.bounds.astype(np.float64).mean(0)).astype(np.float32)
+    corners = torch.from_numpy(scene.corners - middle)
     corners, kept = _drop_degenerate(scene, corners)
     tree = build_tree(corners.to(device))
     if stack_needed(tree) > STACK:  # a very uneven tree: halves by count are less good but never deep
@@ -82,6 +86,7 @@ def pack_scene(scene: Scene, device: str | torch.device = "cpu", largest_texture
         words=torch.cat(sections),
         places=tuple(int(p) for p in places),
         bounds=scene.bounds,
+        middle=middle,
         labels=scene.labels,
         triangles=len(source),
         holes=bool(cutting.any()),

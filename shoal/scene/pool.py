@@ -10,6 +10,7 @@ A scene that is sent away gets no new episodes. When the last env has left it, i
 import queue
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -50,6 +51,7 @@ class _Uploader:
         self._orders.put((row, scene))
 
     def close(self) -> None:
+        """End the thread, after what it has been given."""
         self._orders.put(None)
         self._thread.join()
 
@@ -104,6 +106,8 @@ class ScenePool:
         self.sources = expand(sources)
         if envs < 1 or resident < 1:
             raise ShoalError(f"A scene pool needs at least one env and one resident scene, not {envs} and {resident}.")
+        if workers is not None and workers < 1:
+            raise ShoalError(f"A scene pool needs at least one worker, not {workers}.")
         self.resident = min(resident, len(self.sources))
         self.period = period if len(self.sources) > self.resident else 0
         self.device = full_device(device)
@@ -126,8 +130,16 @@ class ScenePool:
         self._leaving: int | None = None
         self._census: tuple[torch.Tensor, torch.cuda.Event | None] | None = None
         self._refused: set[str] = set()
+        # Also when the pool is forgotten, and at the end of the program.
+        self._end = weakref.finalize(self, _shut, self._workshop, self._uploader)
         if not self.period:
             self.close()
+
+    def __enter__(self) -> "ScenePool":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
 
     def _course(self, seed: int) -> Iterator[str]:
         """Scenes without end: all of them in a drawn order, then all again in another."""
@@ -198,19 +210,30 @@ class ScenePool:
             need, limit = outcome.nbytes / 1e6, self.memory.limit / 1e6
             outcome = f"{outcome.name} needs {need:.0f} MB, more than the limit of {limit:.0f} MB."
         if isinstance(outcome, str):
-            # In the middle of a training one bad scene is left out; the resident ones go on.
-            if outcome not in self._refused:
-                warnings.warn(f"A scene is left out: {outcome}", stacklevel=3)
-            self._refused.add(outcome)
+            self._refuse(outcome)
             return None
         return outcome
+
+    def _refuse(self, reason: str) -> None:
+        """In the middle of a training one bad scene is left out, with one warning; the resident ones go on."""
+        if reason not in self._refused:
+            warnings.warn(f"A scene is left out: {reason}", stacklevel=4)
+        self._refused.add(reason)
 
     def _board(self, scene: Packed) -> None:
         """Give the scene that comes a row and room, if there is any; else make some by sending the oldest away."""
         if self.memory.find_room(scene) is None:
-            if self._leaving is None and len(self.active) > 1:
+            if self.memory.limit - self.memory.used >= scene.nbytes:
+                self.memory.close_gaps()
+            elif self._leaving is None and len(self.active) > 1:
                 self._send_away()
-            return
+                return
+            elif self._leaving is None:
+                self._refuse(f"{scene.name} does not fit beside one other scene; give a larger limit.")
+                self._coming = None
+                return
+            else:
+                return
         row = self._empty_row()
         if row is None:
             return
@@ -262,6 +285,10 @@ class ScenePool:
 
     def close(self) -> None:
         """End the workers and the thread; the resident scenes stay."""
-        self._workshop.close()
-        self._uploader.close()
+        self._end()
         self.period = 0
+
+
+def _shut(workshop: Workshop, uploader: _Uploader) -> None:
+    workshop.close()
+    uploader.close()

@@ -6,8 +6,11 @@ import numpy as np
 
 from shoal.errors import ShoalError
 
-LARGEST_EXTENT = 1e5
-"""Metres. Beyond it single precision no longer resolves a centimetre: most likely the unit is wrong."""
+LARGEST_EXTENT = 1e4
+"""Metres across. Beyond it rays would slip through between triangles: most likely the unit is wrong."""
+
+FARTHEST = 1e6
+"""Metres from the origin. Beyond it single precision no longer resolves ten centimetres."""
 
 
 @dataclass(frozen=True)
@@ -89,12 +92,15 @@ def check_scene(scene: Scene) -> Scene:
     low, high = scene.bounds
     extent = float((high - low).max())
     if extent == 0.0:
-        raise ShoalError(f"{name}: all triangles lie in one point {tuple(low)}; there is nothing to see.")
-    if max(extent, float(np.abs([low, high]).max())) > LARGEST_EXTENT:
+        raise ShoalError(f"{name}: all triangles lie in one point {low.tolist()}; there is nothing to see.")
+    if extent > LARGEST_EXTENT:
         raise ShoalError(
-            f"{name} reaches from {tuple(low)} to {tuple(high)} m, more than {LARGEST_EXTENT:g} m: "
+            f"{name} is {extent:.6g} m across, more than {LARGEST_EXTENT:g} m: "
             "give its unit with --scale (0.001 for millimetres)."
         )
+    away = float(np.abs([low, high]).max())
+    if away > FARTHEST:
+        raise ShoalError(f"{name} lies {away:.6g} m from the origin, more than {FARTHEST:g} m: move it nearer.")
     return scene
 
 

@@ -16,8 +16,10 @@ from shoal.scene.load import ENDINGS, build, content_key
 from shoal.scene.pack import Packed, pack_scene
 from shoal.scene.scene import Scene
 
-FORMAT = 1
+FORMAT = 2
 """Counts up whenever the same file would become another scene, so that older entries of the cache are passed over."""
+
+MOST_HOUSES = 10**6
 
 FORMS = "house:SEED (house:SEED@DETAIL) or the path of a .glb, .gltf, .obj or .ply file"
 
@@ -75,6 +77,8 @@ def _seeds(text: str) -> Iterable[int | str]:
     if dash and first.isdigit() and last.isdigit():
         if int(last) < int(first):
             raise ShoalError(f"house:{text} is empty: {last} comes before {first}.")
+        if int(last) - int(first) >= MOST_HOUSES:
+            raise ShoalError(f"house:{text} is more than {MOST_HOUSES:,} houses.")
         return range(int(first), int(last) + 1)
     return [text]
 
@@ -85,6 +89,8 @@ def _house(source: str) -> tuple[int, float] | None:
     if kind != "house":
         return None
     seed, at, detail = rest.partition("@")
+    if seed in ("train", "test") or "-" in seed.strip("-"):
+        raise ShoalError(f"{source} is many houses; name one of them, such as house:7.")
     if not (seed.isascii() and seed.isdigit() and len(seed) <= 18):
         raise ShoalError(f"A house needs a seed, a whole number from 0 on, such as house:7, not {seed!r}.")
     try:
@@ -122,7 +128,7 @@ def to_arrays(packed: Packed) -> tuple[dict[str, np.ndarray], dict]:
         notes=packed.notes,
     )
     # Integers: where floats are copied, the bits of those that are no numbers are not safe everywhere.
-    return {"words": packed.words.view(torch.int32).numpy(), "bounds": packed.bounds}, meta
+    return {"words": packed.words.view(torch.int32).numpy(), "bounds": packed.bounds, "middle": packed.middle}, meta
 
 
 def from_arrays(arrays: dict[str, np.ndarray], meta: dict) -> Packed:
@@ -132,6 +138,7 @@ def from_arrays(arrays: dict[str, np.ndarray], meta: dict) -> Packed:
         words=torch.from_numpy(arrays["words"]).view(torch.float32),
         places=tuple(meta["places"]),
         bounds=arrays["bounds"],
+        middle=arrays["middle"],
         labels=tuple(meta["labels"]),
         triangles=meta["triangles"],
         holes=meta["holes"],

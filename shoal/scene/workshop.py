@@ -15,6 +15,11 @@ from shoal.scene.cache import DamagedError, read_arrays
 from shoal.scene.pack import Packed
 from shoal.scene.sources import from_arrays
 
+ATTEMPTS = 2
+"""How often a scene is tried whose process dies."""
+
+_PREFIX = "shoal-scenes-"
+
 
 class Workshop:
     """Worker processes that prepare an endless row of scenes, delivered in order whichever is ready first."""
@@ -27,8 +32,7 @@ class Workshop:
         self._next = 0
         self._changed = threading.Condition(self._lock)
         self._closed = False
-        memory = Path("/dev/shm")
-        self._folder = Path(tempfile.mkdtemp(prefix="shoal-scenes-", dir=memory if memory.is_dir() else None))
+        self._folder = _own_folder()
         self._processes: list[subprocess.Popen] = []
         self._ahead = workers + 1
         self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(workers)]
@@ -51,7 +55,8 @@ class Workshop:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        for process in self._processes:
+            processes = list(self._processes)
+        for process in processes:
             process.kill()
             process.wait()
         for thread in self._threads:
@@ -60,7 +65,7 @@ class Workshop:
 
     def _start(self) -> subprocess.Popen:
         # A group of its own: Ctrl-C is for the program, which then ends its workers.
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "shoal.scene.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -68,6 +73,11 @@ class Workshop:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             start_new_session=True,
         )
+        with self._lock:
+            self._processes.append(process)
+            if self._closed:  # while it was being started
+                process.kill()
+        return process
 
     def _work(self) -> None:
         """One worker's life, in a thread that only waits for it."""
@@ -80,17 +90,27 @@ class Workshop:
                 if self._closed:
                     return
                 source = next(self._sources)
-                if process is None:
-                    process = self._start()
-                    self._processes.append(process)
-            outcome = self._ask(process, source, self._folder / f"{number}.safetensors")
-            if process.poll() is not None:
-                with self._lock:
-                    self._processes.remove(process)
+            outcome: Packed | str = ""
+            for _ in range(ATTEMPTS):
+                try:
+                    process = process or self._start()
+                    outcome = self._ask(process, source, self._folder / f"{number}.safetensors")
+                except Exception as error:  # no more processes or files to be had: whoever waits must hear of it
+                    outcome = f"{source} could not be prepared: {type(error).__name__}: {error}."
+                    break
+                if process.poll() is None or self._closed:
+                    break
+                # The process died: of this scene, or of something else. A new one will tell.
+                self._forget(process)
                 process = None
             with self._changed:
                 self._done[number] = outcome
                 self._changed.notify_all()
+
+    def _forget(self, process: subprocess.Popen) -> None:
+        with self._lock:
+            if process in self._processes:
+                self._processes.remove(process)
 
     def _ask(self, process: subprocess.Popen, source: str, path: Path) -> Packed | str:
         assert process.stdin is not None
@@ -112,3 +132,24 @@ class Workshop:
             return f"{source} could not be prepared: {error}."
         finally:
             path.unlink(missing_ok=True)
+
+
+def _own_folder() -> Path:
+    """A folder in memory for scenes on their way; those of programs that are no more are removed."""
+    memory = Path("/dev/shm")
+    base = memory if memory.is_dir() else Path(tempfile.gettempdir())
+    for old in base.glob(f"{_PREFIX}*"):
+        owner = old.name.removeprefix(_PREFIX).partition("-")[0]
+        if owner.isdigit() and not _alive(int(owner)):
+            shutil.rmtree(old, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=base))
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

@@ -166,6 +166,30 @@ def test_kinds_and_envs_that_are_not_there_show_nothing():
     renderer = Renderer(FAR_ROOM, 2, (3, 3), ["depth", "rgb"], movers=movers)
     renderer.env.copy_(torch.tensor([0, 77]))
     assert (renderer.render()["depth"][:, 1, 1, 0] == 50.0).all()
-    movers.kind[0, 0] = BOX
-    movers.size.zero_()
-    assert (renderer.render()["depth"][:, 1, 1, 0] == 50.0).all()
+
+
+def test_flat_and_mirrored_things():
+    """Something without thickness is a sheet; a negative scale mirrors a mesh; a rotation of any length turns."""
+    flat = one_thing(BOX, (3.0, 0.0, 0.0), (0.0, 1.0, 1.0)).render(level_pose())["depth"][0, ..., 0]
+    expected = rays(level_pose()[0], 48, 48)[..., 1:] * 3.0
+    shown = (np.abs(expected) <= 1.0).all(-1)
+    np.testing.assert_allclose(flat.numpy()[shown], 3.0, rtol=1e-4)
+    assert (flat.numpy()[~shown] > 40).all()
+    half = make_scene(box((0, 0, -1), (1, 2, 1)))
+    images = [
+        one_thing(MESH + 1, (5.0, 0.0, 0.0), (1.0, side, 1.0), scenes=[FAR_ROOM, half]).render(level_pose())["depth"]
+        for side in (1.0, -1.0)
+    ]
+    assert torch.equal(images[0] < 40, (images[1] < 40).flip(2))
+    turned_far = one_thing(BOX, (3.0, 0.0, 0.0), (0.2, 1.0, 0.5), (0.0, 0.0, 0.6, 1.7))
+    twice = turned_far.render(level_pose())["depth"].clone()
+    turned_far.movers.rotation.mul_(3.0)
+    pose = level_pose()
+    pose[:, 3:] *= 2.0
+    assert torch.allclose(turned_far.render(pose)["depth"], twice, rtol=1e-5)
+
+
+def test_within_a_capsule_all_is_capsule():
+    thing = one_thing(CAPSULE, (0.0, 0.0, 0.0), (0.5, 0.5, 1.0))
+    for pitch in (-1.2, 0.0, 1.5):
+        assert (thing.render(level_pose(pitch=pitch))["depth"] < 3).all()

@@ -143,6 +143,47 @@ def test_loaded_meshes_agree_with_embree(form, tmp_path):
         assert close.mean() > 0.998
 
 
+@pytest.mark.parametrize("away", [0.0, 30.0, 3000.0])
+def test_closed_surfaces_are_closed_wherever_they_lie(away):
+    """From within a ball of many triangles no ray escapes, at the origin or with coordinates of a map."""
+    import trimesh
+
+    ball = trimesh.creation.icosphere(subdivisions=5, radius=1.0)
+    offset = np.round(np.array([away, 0.7 * away, 0.3 * away]))
+    scene = make_scene((ball.triangles + offset).astype(np.float32))
+    poses = torch.cat(
+        [level_pose(*offset.tolist(), yaw=yaw, pitch=pitch) for yaw in (0.1, 2.0) for pitch in (0.3, -1.0)]
+    )
+    depth = Renderer(scene, 4, (128, 128), ["depth"]).render(poses)["depth"]
+    assert (depth < 1.01).float().mean() > 1 - 5e-5
+
+
+def test_a_hole_on_a_wall_shows_the_wall():
+    """A picture with holes lies in the plane of a wall: whichever comes first, the wall is seen through the holes."""
+    corners = np.array([[[2, 2, -2], [2, -2, -2], [2, 0, 2]]], np.float32)
+    clear = np.zeros((2, 2, 4), np.uint8)
+    for order in ((0, 1), (1, 0)):
+        materials = [Material("clear", texture=0, cutoff=0.5), Material("wall")]
+        scene = make_scene(
+            np.repeat(corners, 2, 0), material=np.array(order, np.int32), materials=tuple(materials), textures=(clear,)
+        )
+        image = Renderer(scene, 1, (9, 9), ["depth"]).render(level_pose())["depth"]
+        assert image[0, 4, 4] == 2.0
+
+
+def test_numbers_that_do_not_fit_in_a_byte_are_255():
+    scene = make_scene(box((-1, -1, -1), (1, 1, 1)), instance=np.full(12, 300, np.int32))
+    assert (Renderer(scene, 1, (4, 4), {"instance": torch.uint8}).render(level_pose())["instance"] == 255).all()
+
+
+def test_assigning_writes_in_place():
+    scenes = [make_scene(box((-d, -d, -d), (d, d, d))) for d in (1.0, 2.0)]
+    renderer = Renderer(scenes, 1, (3, 3), "depth")
+    renderer.scene = torch.tensor([1])
+    renderer.position = torch.tensor([[0.5, 0.0, 0.0]])
+    assert renderer.render()["depth"][0, 1, 1] == 1.5
+
+
 def bilinear(texture, u, v):
     """NumPy twin of the texture lookup at the finest level: repeated, v up, linear between the middles of pixels."""
     height, width = texture.shape[:2]

@@ -91,7 +91,7 @@ def test_texture_coordinates_that_are_not_finite(tmp_path):
 
 def test_huge_coordinates(tmp_path):
     path = written(tmp_path / "a.obj", "v 0 0 0\nv 3e6 0 0\nv 0 1e6 0\nf 1 2 3\n")
-    refused(path, "3e+06", "more than 100000 m", "--scale")
+    refused(path, "3e+06", "more than 10000 m across", "--scale")
     assert load_scene(path, scale=0.001).bounds[1, 0] == 3000
     refused(written(tmp_path / "b.obj", "v 0 0 0\nv 1e300 0 0\nv 0 1e300 0\nf 1 2 3\n"), "1e+300")
 

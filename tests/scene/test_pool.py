@@ -101,6 +101,39 @@ def test_a_tight_limit_is_kept(tmp_path, monkeypatch):
         pool.close()
 
 
+def test_gaps_are_closed_when_no_scene_fits_between(tmp_path, monkeypatch):
+    """Scenes of different sizes under a limit that fits two of the largest: none of them stays out for ever."""
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
+    rooms = [write_box(tmp_path / f"r{k}.obj", float(k), extra=80 + 40 * k) for k in range(1, 8)]
+    with ScenePool(rooms[-2:], envs=2, resident=2, period=0) as probe:
+        limit = probe.memory.used + 16
+    with ScenePool(rooms, envs=4, resident=2, limit=limit, workers=1) as pool:
+        visited = set()
+        deadline = time.time() + 60
+        while len(visited) < 7 and time.time() < deadline:
+            pool.poll()
+            pool.move(torch.ones(4, dtype=torch.bool))
+            sizes = [half_side(pool, r) for r in pool.row.tolist()]
+            assert np.allclose(seen(pool), sizes)
+            visited |= set(sizes)
+        assert len(visited) == 7
+
+
+def test_closing_ends_every_worker(rooms):
+    pool = ScenePool(rooms, envs=2, resident=2, workers=4)
+    while len(pool._workshop._processes) < 4:
+        time.sleep(0.05)
+    processes = list(pool._workshop._processes)
+    folder = pool._workshop._folder
+    pool.close()
+    assert all(process.poll() is not None for process in processes)
+    assert not folder.exists()
+    pool.close()
+    pool.poll()
+    with pytest.raises(ShoalError, match="at least one worker"):
+        ScenePool(rooms, envs=2, workers=-1)
+
+
 def test_an_env_that_never_ends_keeps_its_scene(rooms):
     pool = ScenePool(rooms, envs=2, resident=2, workers=1)
     try:
