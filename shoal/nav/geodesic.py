@@ -12,7 +12,7 @@ import warp as wp
 from shoal.core.kernels import meet_block
 from shoal.core.launch import Plan
 from shoal.nav.ground import GroundMemory
-from shoal.nav.walk import Ground, can_stand, cell_at, cell_middle, cell_of, neighbour, standing_cell
+from shoal.nav.walk import Ground, between_cells, can_stand, cell_at, cell_middle, cell_of, neighbour, standing_cell
 
 wp.set_module_options({"enable_backward": False})
 
@@ -231,20 +231,15 @@ def distance_at(
     # Where the cell's own distance is the straight one, the goal is in sight.
     if straight <= EXACT and wp.abs(here - wp.length(goal - cell_middle(ground, row, i))) < 2.0e-3:
         return straight
-    px = (place[0] - ground.origin[row][0]) / ground.cell - 0.5
-    py = (place[1] - ground.origin[row][1]) / ground.cell - 0.5
-    x = int(wp.floor(px))
-    y = int(wp.floor(py))
-    a = px - wp.floor(px)
-    b = py - wp.floor(py)
+    at = between_cells(ground, row, place)
     total = float(0.0)
     weight = float(0.0)
     for k in range(4):
-        j = cell_of(ground, row, x + k % 2, y + k // 2, place[2])
+        j = cell_of(ground, row, int(at[0]) + k % 2, int(at[1]) + k // 2, place[2])
         if j >= 0:
             value = int(field[row, g, j])
             if value != UNREACHABLE:
-                w = wp.where(k % 2 == 1, a, 1.0 - a) * wp.where(k // 2 == 1, b, 1.0 - b)
+                w = wp.where(k % 2 == 1, at[2], 1.0 - at[2]) * wp.where(k // 2 == 1, at[3], 1.0 - at[3])
                 total += w * float(value) / MILLI
                 weight += w
     found = float(wp.inf)

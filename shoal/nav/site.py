@@ -11,8 +11,8 @@ from shoal.scene.pool import ScenePool
 SMALLEST_REGION = 4.0
 """Square metres of connected floor that a scene must have."""
 
-ROOM = 1.5
-"""How much larger a later scene may be than the first ones: its ground must fit beside theirs."""
+ROOM = 2.5
+"""How much larger a later scene may be than the first ones; one that is larger still is left out."""
 
 
 class Site:

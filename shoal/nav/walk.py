@@ -69,17 +69,22 @@ def cell_middle(ground: Ground, row: int, i: int) -> wp.vec3:
 
 
 @wp.func
+def between_cells(ground: Ground, row: int, place: wp.vec3) -> wp.vec4:
+    """Column and row of the cell whose middle is next below a place, and how far the place is towards the next."""
+    x = (place[0] - ground.origin[row][0]) / ground.cell - 0.5
+    y = (place[1] - ground.origin[row][1]) / ground.cell - 0.5
+    return wp.vec4(wp.floor(x), wp.floor(y), x - wp.floor(x), y - wp.floor(y))
+
+
+@wp.func
 def clearance_at(ground: Ground, row: int, place: wp.vec3) -> wp.vec3:
     """Clearance at a place, interpolated between the middles of cells, and its slope along x and y."""
-    px = (place[0] - ground.origin[row][0]) / ground.cell - 0.5
-    py = (place[1] - ground.origin[row][1]) / ground.cell - 0.5
-    x = int(wp.floor(px))
-    y = int(wp.floor(py))
-    a = px - wp.floor(px)
-    b = py - wp.floor(py)
+    at = between_cells(ground, row, place)
+    a = at[2]
+    b = at[3]
     c = wp.vec4()
     for k in range(4):
-        i = cell_of(ground, row, x + k % 2, y + k // 2, place[2])
+        i = cell_of(ground, row, int(at[0]) + k % 2, int(at[1]) + k // 2, place[2])
         value = float(0.0)
         if i >= 0:
             value = ground.clearance[row, i]
@@ -94,12 +99,11 @@ def clearance_at(ground: Ground, row: int, place: wp.vec3) -> wp.vec3:
 @wp.func
 def standing_cell(ground: Ground, row: int, place: wp.vec3) -> int:
     """Of the cells around a place the one with the most clearance, or -1: beside a wall, the one that counts."""
-    x = int(wp.floor((place[0] - ground.origin[row][0]) / ground.cell - 0.5))
-    y = int(wp.floor((place[1] - ground.origin[row][1]) / ground.cell - 0.5))
+    at = between_cells(ground, row, place)
     best = int(-1)
     most = float(0.0)
     for k in range(4):
-        i = cell_of(ground, row, x + k % 2, y + k // 2, place[2])
+        i = cell_of(ground, row, int(at[0]) + k % 2, int(at[1]) + k // 2, place[2])
         if i >= 0:
             if ground.clearance[row, i] > most:
                 most = ground.clearance[row, i]

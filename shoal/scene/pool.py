@@ -122,7 +122,7 @@ class ScenePool:
         self.row = torch.arange(envs, dtype=torch.int32, device=self.device) % self.resident
         """int32 [envs]: where each env is."""
         self.before_use: Callable[[int], None] = lambda row: None
-        """Called for a row that has come, before episodes may begin in it."""
+        """Called for a row that has come, before episodes may begin in it; it may refuse it with a ShoalError."""
         self.loaded, self.swaps = self.resident, 0
         self._polls = 0
         self._coming: Packed | None = None
@@ -250,10 +250,15 @@ class ScenePool:
             row = self._uploader.landed.get_nowait()
         except queue.Empty:
             return
-        self.memory.publish(row)
-        self.before_use(row)
-        self.active.append(row)
         self._coming, self._travelling, self._polls = None, False, 0
+        self.memory.publish(row)
+        try:
+            self.before_use(row)
+        except ShoalError as error:
+            self.memory.remove(row)
+            self._refuse(str(error))
+            return
+        self.active.append(row)
         self.loaded += 1
         self._offer()
 

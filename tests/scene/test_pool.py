@@ -173,6 +173,25 @@ def test_bad_scenes_are_refused_at_the_start_and_left_out_later(rooms, tmp_path)
         pool.close()
 
 
+def test_a_scene_that_is_refused_before_use_is_left_out(rooms):
+    def only_small(row):
+        if half_side(pool, row) > 5:
+            raise ShoalError(f"{pool.memory.scene(row).name} is too large.")
+
+    with ScenePool(rooms, envs=2, resident=2, workers=1) as pool:
+        pool.before_use = only_small
+        first = {half_side(pool, row) for row in pool.active}
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            deadline = time.time() + 60
+            while (pool.swaps < 6 or not told) and time.time() < deadline:
+                pool.poll()
+                pool.move(torch.tensor([True, True]))
+                assert {half_side(pool, row) for row in pool.row.tolist()} <= first | {1.0, 2.0, 3.0, 4.0, 5.0}
+        assert any("too large" in str(w.message) for w in told)
+        assert pool.swaps >= 6
+
+
 def test_a_worker_that_is_killed_is_replaced(rooms):
     pool = ScenePool(rooms, envs=2, resident=2, workers=1)
     try:
