@@ -12,7 +12,7 @@ import warp as wp
 from shoal.core.kernels import meet_block
 from shoal.core.launch import Plan
 from shoal.nav.ground import GroundMemory
-from shoal.nav.walk import Ground, between_cells, can_stand, cell_at, cell_middle, cell_of, neighbour, standing_cell
+from shoal.nav.walk import Ground, between_cells, can_stand, cell_middle, cell_of, neighbour, on_floor, standing_cell
 
 wp.set_module_options({"enable_backward": False})
 
@@ -100,9 +100,7 @@ def in_sight(ground: Ground, row: int, one: wp.vec3, two: wp.vec3) -> bool:
             share = float(k + 1) / float(steps)
             place = wp.vec3(one[0] + (two[0] - one[0]) * share, one[1] + (two[1] - one[1]) * share, place[2])
             clear = can_stand(ground, row, place)
-            i = cell_at(ground, row, place)
-            if i >= 0:
-                place = wp.vec3(place[0], place[1], ground.height[row, i])
+            place = on_floor(ground, row, place)
     return clear
 
 

@@ -14,7 +14,7 @@ from shoal.core.launch import Plan, init_warp
 from shoal.core.store import warp_view
 from shoal.errors import ShoalError
 from shoal.nav.walk import NOWHERE, Ground, cell_middle, neighbour
-from shoal.render.cast import Hit, Table, Words, trace, word
+from shoal.render.cast import Hit, Table, Words, face_normal, trace
 from shoal.scene.memory import SceneMemory
 
 wp.set_module_options({"enable_backward": False})
@@ -87,11 +87,11 @@ class GroundMemory:
     @staticmethod
     def cells_needed(bounds, cell: float) -> int:
         """Cells of a grid over a scene, one storey."""
-        (x0, y0, _), (x1, y1, _) = bounds
-        return (int((x1 - x0) / cell) + 3) * (int((y1 - y0) / cell) + 3)
+        width, depth = _grid(bounds, cell)
+        return width * depth
 
     def survey(self, row: int) -> None:
-        """Find the ground of the scene in a row, on torch's current stream; nothing is read back but one flag."""
+        """Find the ground of the scene in a row, on torch's current stream; it waits for the device, once per scene."""
         scene = self.memory.scene(row)
         if scene is None:
             raise ShoalError(f"Row {row} of the scene memory is empty; there is no ground to find.")
@@ -101,9 +101,9 @@ class GroundMemory:
                 f"{scene.name} needs {need} cells of {self.cell} m, but there is room for {self.cells}; "
                 "use larger cells or allow for more of them."
             )
-        (x0, y0, z0), (x1, y1, _) = scene.bounds
-        width, depth = int((x1 - x0) / self.cell) + 3, int((y1 - y0) / self.cell) + 3
+        width, depth = _grid(scene.bounds, self.cell)
         storeys = max(1, min(STOREYS, self.cells // (width * depth)))
+        x0, y0, z0 = scene.bounds[0]
         corner = [x0 - self.cell, y0 - self.cell, z0]
         self.origin[row] = torch.tensor(corner, dtype=torch.float32)
         self.size[row] = torch.tensor([width, depth, storeys], dtype=torch.int32)
@@ -116,19 +116,32 @@ class GroundMemory:
         top = float(scene.bounds[1][2]) + 1.0
         upright = float(torch.cos(torch.deg2rad(torch.tensor(self.body.slope))))
         shape = [self.ground, row, words, table]
-        self._run(find_floors, total, [*shape, top, upright, self.body.height, wp.from_torch(cover)])
+        self._plan(find_floors, total, [*shape, top, upright, self.body.height, wp.from_torch(cover)])()
         there = self.height[row] > NOWHERE
         roofed = (cover > 0) & there
         if float(roofed.sum()) >= COVERED * float(there.sum()):
             self.height[row] = torch.where(roofed, self.height[row], NOWHERE)
-        self._run(find_obstacles, total * storeys, [*shape, self.body.height])
-        self._run(find_edges, total * storeys, [self.ground, row])
+        self._plan(find_obstacles, total * storeys, [*shape, self.body.height])()
+        self._plan(find_edges, total * storeys, [self.ground, row])()
         self._label(row, total * storeys)
 
-    def _run(self, kernel, count: int, inputs: list) -> None:
+    def standing(self, row: int) -> torch.Tensor:
+        """int64 [n]: the cells of a row whose middle an agent can stand on."""
+        clear = self.clearance[row] >= self.body.radius
+        return torch.nonzero(clear & (self.region[row] >= 0)).squeeze(1)
+
+    def middles(self, row: int, cells: torch.Tensor) -> torch.Tensor:
+        """float32 [n, 3]: the middles of cells, on their floor."""
+        width, depth, _ = self.size[row].tolist()
+        flat = cells % (width * depth)
+        x = self.origin[row, 0] + (flat % width + 0.5) * self.cell
+        y = self.origin[row, 1] + (flat // width + 0.5) * self.cell
+        return torch.stack([x, y, self.height[row, cells]], 1)
+
+    def _plan(self, kernel, count: int, inputs: list) -> Plan:
         plan = Plan(self.device, count)
         plan.add_kernel(kernel, count, inputs, unit=64, block=128)
-        plan()
+        return plan
 
     def _label(self, row: int, count: int) -> None:
         """Number connected regions: every cell takes the least number among its neighbours', until none changes."""
@@ -139,11 +152,18 @@ class GroundMemory:
         number = torch.arange(self.cells, dtype=torch.int32, device=self.device)
         region.copy_(torch.where(stands, number, -1))
         changed = torch.ones(1, dtype=torch.int32, device=self.device)
-        while bool(changed.item()):  # a scene is surveyed once
+        join = self._plan(join_regions, count, [self.ground, row, wp.from_torch(changed)])
+        while bool(changed.item()):
             changed.zero_()
             for _ in range(8):
-                self._run(join_regions, count, [self.ground, row, wp.from_torch(changed)])
+                join()
         self.area[row] = torch.bincount(region[region >= 0].long(), minlength=self.cells) * self.cell**2
+
+
+def _grid(bounds, cell: float) -> tuple[int, int]:
+    """Cells along x and y over a scene, with a border of one."""
+    (x0, y0, _), (x1, y1, _) = bounds
+    return int((x1 - x0) / cell) + 3, int((y1 - y0) / cell) + 3
 
 
 @wp.kernel
@@ -161,8 +181,7 @@ def find_floors(
     """From above, every surface that is level enough and has room for the agent is a floor; the lowest come first."""
     i = first + wp.tid()
     size = ground.size[row]
-    x = ground.origin[row][0] + (float(i % size[0]) + 0.5) * ground.cell
-    y = ground.origin[row][1] + (float(i // size[0]) + 0.5) * ground.cell
+    middle = cell_middle(ground, row, i)
     total = size[0] * size[1]
     found = int(0)
     ceiling = float(1.0e6)
@@ -172,11 +191,11 @@ def find_floors(
         hit = Hit()
         hit.distance = float(1.0e5)
         hit.triangle = -1
-        hit = trace(words, table, row, wp.vec3(x, y, z), wp.vec3(0.0, 0.0, -1.0), hit)
+        hit = trace(words, table, row, wp.vec3(middle[0], middle[1], z), wp.vec3(0.0, 0.0, -1.0), hit)
         searching = hit.triangle >= 0
         if searching:
             z = z - hit.distance
-            face = word(words, table[row, 1] + hit.triangle * 3 + 2)
+            face = face_normal(words, table, row, hit.triangle)
             if wp.abs(face[2]) >= upright and ceiling - z >= tall:
                 # The newest floor is the lowest; if there are too many, the highest are dropped.
                 for k in range(wp.min(found, size[2] - 1)):

@@ -59,21 +59,10 @@ class Pathfinder:
         self._ask(ask_walk, len(places), [self._places(places), steps, slide, *answers])
         return out, blocked
 
-    def _standing(self) -> torch.Tensor:
-        """Numbers of the cells whose middle an agent can stand on."""
-        clear = self.ground.clearance[self.row] >= self.ground.body.radius
-        return torch.nonzero(clear & (self.ground.region[self.row] >= 0)).squeeze(1)
-
     @property
     def cells(self) -> torch.Tensor:
         """float32 [n, 3]: the middles of all cells that an agent can stand on."""
-        ground, row = self.ground, self.row
-        at = self._standing()
-        width, depth, _ = ground.size[row].tolist()
-        flat = at % (width * depth)
-        x = ground.origin[row, 0] + (flat % width + 0.5) * ground.cell
-        y = ground.origin[row, 1] + (flat // width + 0.5) * ground.cell
-        return torch.stack([x, y, ground.height[row, at]], 1)
+        return self.ground.middles(self.row, self.ground.standing(self.row))
 
     def nearest(self, places: torch.Tensor) -> torch.Tensor:
         """float32 [n, 3]: the nearest places where an agent may stand, to a cell."""
@@ -89,7 +78,7 @@ class Pathfinder:
         """float32 [count, 3]: places drawn evenly from the walkable floor, or from one region of it."""
         cells = self.cells
         if region is not None:
-            cells = cells[self.ground.region[self.row, self._standing()] == region]
+            cells = cells[self.ground.region[self.row, self.ground.standing(self.row)] == region]
         if not len(cells):
             raise ShoalError("There is no walkable floor in this scene.")
         rng = torch.Generator().manual_seed(seed)

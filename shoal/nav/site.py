@@ -45,20 +45,15 @@ class Site:
         """Find the ground of a scene that has come, draw its goals and solve their fields."""
         ground = self.ground
         ground.survey(row)
-        region = ground.region[row]
-        large = torch.where(region >= 0, ground.area[row][region.clamp(min=0).long()], 0.0) >= SMALLEST_REGION
-        stands = torch.nonzero(large & (ground.clearance[row] >= ground.body.radius)).squeeze(1)
+        stands = ground.standing(row)
+        stands = stands[ground.area[row][ground.region[row, stands].long()] >= SMALLEST_REGION]
         if not len(stands):
             scene = ground.memory.scene(row)
             raise ShoalError(f"{scene.name if scene else 'The scene'} has no walkable floor of {SMALLEST_REGION:g} m².")
         self.standing[row, : len(stands)] = stands.int()
         self.standing_count[row] = len(stands)
         drawn = stands[torch.randint(len(stands), (self.fields.goals,), generator=self.rng).to(stands.device)]
-        width, depth, _ = ground.size[row].tolist()
-        flat = drawn % (width * depth)
-        x = ground.origin[row, 0] + (flat % width + 0.5) * ground.cell
-        y = ground.origin[row, 1] + (flat // width + 0.5) * ground.cell
-        self.fields.solve(row, torch.stack([x, y, ground.height[row, drawn]], 1))
+        self.fields.solve(row, ground.middles(row, drawn))
 
     def tables(self) -> dict[str, Whole]:
         """What kernels read by name."""

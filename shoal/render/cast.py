@@ -15,6 +15,7 @@ NODES, TRIANGLES, LOOKS, MATERIALS, TEXELS = 0, 1, 2, 3, 4
 Words = wp.array(dtype=wp.vec4)
 Table = wp.array2d(dtype=int)
 
+_TRIANGLE = wp.constant(TRIANGLE_WORDS)
 _LOOK = wp.constant(LOOK_WORDS)
 _MATERIAL = wp.constant(MATERIAL_WORDS)
 
@@ -220,6 +221,13 @@ def trace(words: Words, table: Table, row: int, origin: wp.vec3, direction: wp.v
                 found.u = met[1]
                 found.v = met[2]
     return found
+
+
+@wp.func
+def face_normal(words: Words, table: Table, row: int, triangle: int) -> wp.vec3:
+    """The normal of a triangle, of length 1, to either side."""
+    height = word(words, table[row, TRIANGLES] + triangle * _TRIANGLE + 2)
+    return wp.vec3(height[0], height[1], height[2])
 
 
 @wp.func

@@ -8,9 +8,8 @@ import torch
 import warp as wp
 
 from shoal.core.store import TORCH_TYPES
-from shoal.render.cast import LOOKS, Hit, Table, Words, bits, holds_scene, surface, trace, word
+from shoal.render.cast import LOOKS, Hit, Table, Words, bits, face_normal, holds_scene, surface, trace
 from shoal.render.movers import MESH, meet_shape, near_ray, reach, shape_normal, upright
-from shoal.scene.memory import RADIUS
 from shoal.scene.pack import LOOK_WORDS
 
 TILE = (4, 8)
@@ -142,10 +141,7 @@ def render_kernel(recipe: Recipe) -> Any:
                     what = kind[e, m]
                     shape = size[e, m]
                     offset = place[e, m] - origin
-                    around = float(0.0)
-                    if what >= wp.static(MESH):
-                        around = wp.cast(table[what - wp.static(MESH), wp.static(RADIUS)], float)
-                    if near_ray(offset, reach(what, shape, around), direction, hit):
+                    if near_ray(offset, reach(what, shape, table), direction, hit):
                         pose = upright(turn[e, m])
                         local_origin = wp.quat_rotate_inv(pose, -offset)
                         local_direction = wp.quat_rotate_inv(pose, direction)
@@ -185,9 +181,7 @@ def render_kernel(recipe: Recipe) -> Any:
                 if wp.static(wants_facing):
                     if met:
                         if of_mesh:
-                            at = table[shown, 1] + hit.triangle * 3 + 2
-                            height_row = word(words, at)
-                            facing = wp.vec3(height_row[0], height_row[1], height_row[2])
+                            facing = face_normal(words, table, shown, hit.triangle)
                             if wp.static(has_movers):
                                 if mover >= 0:
                                     facing = wp.cw_div(facing, size[e, mover])
@@ -277,10 +271,7 @@ def find_movers(
         if what >= MESH:
             shown = shown and holds_scene(table, what - MESH)
         if shown:
-            around = float(0.0)
-            if what >= MESH:
-                around = wp.cast(table[what - MESH, RADIUS], float)
-            radius = reach(what, size[e, m], around)
+            radius = reach(what, size[e, m], table)
             c = wp.quat_rotate_inv(upright(rotation[view]), place[e, m] - position[view])
             ahead = c[0] + radius > 0.0 and c[0] - radius < far
             across = wp.abs(c[1]) - c[0] * wide <= radius * wp.sqrt(1.0 + wide * wide)

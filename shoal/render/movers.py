@@ -8,7 +8,8 @@ import warp as wp
 
 from shoal.core.store import full_device
 from shoal.errors import ShoalError
-from shoal.render.cast import Hit
+from shoal.render.cast import Hit, Table
+from shoal.scene.memory import RADIUS
 
 NONE, BOX, SPHERE, CYLINDER, CAPSULE = 0, 1, 2, 3, 4
 MESH = 16
@@ -60,8 +61,8 @@ class Movers:
 
 
 @wp.func
-def reach(kind: int, size: wp.vec3, mesh: float) -> float:
-    """The radius of a ball around the thing's position that holds all of it; `mesh` is that of an unscaled mesh."""
+def reach(kind: int, size: wp.vec3, table: Table) -> float:
+    """The radius of a ball around the thing's position that holds all of it."""
     size = wp.abs(size)
     if kind == BOX:
         return wp.length(size)
@@ -71,7 +72,7 @@ def reach(kind: int, size: wp.vec3, mesh: float) -> float:
         return wp.sqrt(wp.max(size[0], size[1]) * wp.max(size[0], size[1]) + size[2] * size[2])
     if kind == CAPSULE:
         return size[0] + size[2]
-    return wp.max(size) * mesh
+    return wp.max(size) * wp.cast(table[kind - MESH, RADIUS], float)
 
 
 @wp.func

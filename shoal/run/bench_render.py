@@ -1,6 +1,7 @@
 """Measuring the renderer: images per second, and how evenly steps go while scenes are swapped."""
 
 import argparse
+import math
 import time
 from collections.abc import Sequence
 from itertools import cycle, islice
@@ -13,7 +14,7 @@ from shoal.core.graph import Graphed
 from shoal.errors import ShoalError
 from shoal.render.kernel import DEFAULT_TYPES
 from shoal.render.movers import Movers
-from shoal.render.renderer import KINDS, Renderer, check_settings
+from shoal.render.renderer import KINDS, Renderer, check_settings, heading
 from shoal.render.sheet import parse_size
 from shoal.render.viewpoints import find_viewpoints
 from shoal.run.bench import machine, measure, save
@@ -110,8 +111,7 @@ def bench_pool(
         pool.period = 10**9
         renderer.position[:, :2] = torch.rand(envs, 2, device=pool.device) * 8.0 + 1.0
         renderer.position[:, 2] = 1.25
-        half = torch.rand(envs, device=pool.device) * 3.1416
-        renderer.rotation[:, 2], renderer.rotation[:, 3] = half.sin(), half.cos()
+        renderer.rotation = heading(torch.rand(envs, device=pool.device) * 2.0 * math.pi)
 
         def step() -> None:
             pool.move(torch.rand(envs, device=pool.device) < 0.04)
