@@ -8,7 +8,7 @@ import torch
 
 from shoal.errors import ShoalError, unknown
 
-KINDS = ("plain", "depth", "choice")
+KINDS = ("plain", "depth", "colour", "choice")
 """What a part of an observation can be."""
 
 
@@ -62,12 +62,13 @@ class Box:
     parts: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """Names and shapes of the parts of a flat vector, in order (none: it is one thing).
 
-    Images among them hold 0 to 255. Parts of one name and shape are frames of the same thing, the newest last.
+    Images among them hold 0 to 255, unless `kinds` says otherwise. Parts of one name and shape are frames of the same thing, the newest last.
     """
     kinds: tuple[tuple[str, str], ...] = ()
     """What parts are, by name (or as a dict), where a network should know more than the shape.
 
-    `depth` is an image of one channel that holds distances [m], `choice` a one-hot vector.
+    `depth` is an image of one channel that holds distances [m], `colour` an image that holds 0 to 1, `choice` a one-hot
+    vector.
     """
 
     def __post_init__(self):

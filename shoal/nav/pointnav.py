@@ -4,15 +4,20 @@ from dataclasses import dataclass
 
 import warp as wp
 
+from shoal.core.store import Field
 from shoal.nav.geodesic import distance_at
 from shoal.nav.walk import Ground
-from shoal.nav.world import STOP, NavConfig, NavWorld, begin_episode, move, show_previous
+from shoal.nav.world import PREVIOUS, STOP, NavConfig, NavWorld, draw_route, enter_scene, move, show_previous
 
 
 @dataclass(frozen=True)
 class PointNavConfig(NavConfig):
     """Settings of PointNav."""
 
+    min_distance: float = 1.0
+    """Metres from start to goal at least, along the floor."""
+    max_distance: float = 30.0
+    """Metres at most."""
     reach: float = 0.2
     """Metres from the goal, along the floor, within which STOP succeeds."""
     slack: float = 0.01
@@ -24,19 +29,18 @@ class PointNavConfig(NavConfig):
 @wp.func
 def pursue(
     env: int,
-    action: wp.array(dtype=int),
-    row: wp.array(dtype=int),
-    place: wp.array(dtype=wp.vec3),
-    goal_slot: wp.array(dtype=int),
-    goal: wp.array(dtype=wp.vec3),
-    start_distance: wp.array(dtype=float),
-    distance: wp.array(dtype=float),
-    walked: wp.array(dtype=float),
-    success: wp.array(dtype=float),
-    spl: wp.array(dtype=float),
-    soft_spl: wp.array(dtype=float),
-    reward: wp.array(dtype=float),
-    terminated: wp.array(dtype=wp.bool),
+    agent: int,
+    action: wp.array2d(dtype=int),
+    row: wp.array2d(dtype=int),
+    place: wp.array2d(dtype=wp.vec3),
+    present: wp.array2d(dtype=wp.bool),
+    goal_slot: wp.array2d(dtype=int),
+    goal: wp.array2d(dtype=wp.vec3),
+    start_distance: wp.array2d(dtype=float),
+    distance: wp.array2d(dtype=float),
+    walked: wp.array2d(dtype=float),
+    merit: wp.array2d(dtype=wp.vec3),
+    reward: wp.array2d(dtype=float),
     ground: Ground,
     field: wp.array3d(dtype=wp.uint16),
     reach: float,
@@ -44,39 +48,67 @@ def pursue(
     bonus: float,
 ):
     """Reward is the way gained, less a little for each step, and for STOP at the goal the SPL."""
-    before = distance[env]
-    now = distance_at(ground, row[env], field, goal_slot[env], goal[env], place[env])
-    if now > 1.0e6:
-        now = before
-    distance[env] = now
-    gain = before - now - slack
-    best = wp.max(start_distance[env], walked[env])
-    share = start_distance[env] / wp.max(best, 1.0e-6)
-    soft_spl[env] = wp.max(0.0, 1.0 - now / wp.max(start_distance[env], 1.0e-6)) * share
-    if action[env] == STOP:
-        terminated[env] = True
-        if now < reach:
-            success[env] = 1.0
-            spl[env] = share
-            gain += bonus * share
-    reward[env] = gain
+    if present[env, agent]:
+        before = distance[env, agent]
+        now = distance_at(ground, row[env, agent], field, goal_slot[env, agent], goal[env, agent], place[env, agent])
+        if now > 1.0e6:
+            now = before
+        distance[env, agent] = now
+        gain = before - now - slack
+        far = start_distance[env, agent]
+        share = far / wp.max(wp.max(far, walked[env, agent]), 1.0e-6)
+        soft = wp.max(0.0, 1.0 - now / wp.max(far, 1.0e-6)) * share
+        won = float(0.0)
+        if action[env, agent] == STOP:
+            present[env, agent] = False
+            if now < reach:
+                won = 1.0
+                gain += bonus * share
+        merit[env, agent] = wp.vec3(won, won * share, soft)
+        reward[env, agent] = gain
+
+
+@wp.func
+def judge(
+    env: int,
+    agents: int,
+    present: wp.array2d(dtype=wp.bool),
+    merit: wp.array2d(dtype=wp.vec3),
+    success: wp.array(dtype=float),
+    spl: wp.array(dtype=float),
+    soft_spl: wp.array(dtype=float),
+    terminated: wp.array(dtype=wp.bool),
+):
+    """The episode is over when everybody has stopped."""
+    total = wp.vec3()
+    left = int(0)
+    for k in range(agents):
+        total += merit[env, k]
+        if present[env, k]:
+            left += 1
+    success[env] = total[0] / float(agents)
+    spl[env] = total[1] / float(agents)
+    soft_spl[env] = total[2] / float(agents)
+    terminated[env] = left == 0
 
 
 @wp.func
 def show_goal(
     env: int,
-    place: wp.array(dtype=wp.vec3),
-    yaw: wp.array(dtype=float),
-    goal: wp.array(dtype=wp.vec3),
+    agent: int,
+    place: wp.array2d(dtype=wp.vec3),
+    yaw: wp.array2d(dtype=float),
+    goal: wp.array2d(dtype=wp.vec3),
     first_extra: int,
-    observation: wp.array2d(dtype=wp.float16),
+    observation: wp.array3d(dtype=wp.float16),
 ):
     """Where the goal is from here: distance, cosine and sine of the direction."""
-    away = goal[env] - place[env]
-    angle = wp.atan2(away[1], away[0]) - yaw[env]
-    observation[env, first_extra + 5] = wp.float16(wp.sqrt(away[0] * away[0] + away[1] * away[1]))
-    observation[env, first_extra + 6] = wp.float16(wp.cos(angle))
-    observation[env, first_extra + 7] = wp.float16(wp.sin(angle))
+    away = goal[env, agent] - place[env, agent]
+    angle = wp.atan2(away[1], away[0]) - yaw[env, agent]
+    first = first_extra + PREVIOUS
+    observation[env, agent, first] = wp.float16(wp.sqrt(away[0] * away[0] + away[1] * away[1]))
+    observation[env, agent, first + 1] = wp.float16(wp.cos(angle))
+    observation[env, agent, first + 2] = wp.float16(wp.sin(angle))
 
 
 class PointNav(NavWorld):
@@ -84,19 +116,29 @@ class PointNav(NavWorld):
 
     | | |
     |---|---|
-    | observation | depth (or RGB) image; the last action; the goal's distance and direction |
+    | observation | depth (or RGB, or both); the last action; the goal's distance and direction |
     | action | stop, forward 0.25 m, turn left 10 degrees, turn right 10 degrees |
     | reward | metres gained along the floor, -0.01 per step, 2.5 x SPL for stopping at the goal |
-    | end | stop; truncated after 500 steps |
+    | end | stop (of all agents); truncated after 500 steps |
     | success | stop within 0.2 m of the goal, along the floor |
     """
 
     Config = PointNavConfig
-    extras = (("previous", 5), ("goal", 3))
-    reports = ("success", "spl", "soft_spl", "walked", "collisions")
-    step = [move, pursue]
-    reset = [begin_episode]
+    extras = (("previous", PREVIOUS), ("goal", 3))
+    reports = ("success", "spl", "soft_spl", "path_length", "collisions")
+    step = [move, pursue, judge]
+    reset = [enter_scene, draw_route]
     observe = [show_previous, show_goal]
+
+    @staticmethod
+    def state(config: PointNavConfig) -> dict[str, Field]:
+        return NavWorld.state(config) | dict(
+            merit=Field(wp.vec3, (config.agents,), doc="success, SPL and SoftSPL, as of now"),
+            success=Field(float, doc="share of the agents that succeeded"),
+            spl=Field(float, doc="success weighted by path length"),
+            soft_spl=Field(float, doc="progress weighted by path length"),
+        )
+
     settings = dict(
         common=dict(rollout=32, epochs=1, minibatches=2, gamma=0.99, clip_norm=1.0, eval_sample=True),
         cpu=dict(

@@ -8,7 +8,7 @@ import torch
 import warp as wp
 
 from shoal.core.kernel_world import KernelWorld
-from shoal.core.kernels import Whole
+from shoal.core.kernels import Call, Whole
 from shoal.core.launch import Plan
 from shoal.core.random import Random, integer, uniform
 from shoal.core.spaces import Box, Discrete
@@ -18,12 +18,36 @@ from shoal.nav.geodesic import distance_at
 from shoal.nav.ground import Body
 from shoal.nav.site import Site
 from shoal.nav.walk import Ground, cell_middle, walk
+from shoal.render.movers import CAPSULE, NONE, Movers
 from shoal.render.renderer import Renderer
 
 STOP, FORWARD, LEFT, RIGHT = 0, 1, 2, 3
 
-TRIES = 64
+PREVIOUS = 5
+"""What the last action can have been: one of four, or none yet."""
+
+TRIES = wp.constant(64)
 """Places that are tried for the start of an episode before a less good one is taken."""
+
+STREAMS = wp.constant(3 * 64 + 2)
+"""Streams of random numbers that the start of one agent takes."""
+
+APART = wp.constant(0.5)
+"""Metres between the starts of two agents at least."""
+
+IMAGES: dict[str, dict[str, int]] = {
+    "depth": {"depth": 1},
+    "rgb": {"rgb": 3},
+    "rgbd": {"depth": 1, "rgb": 3},
+    "none": {},
+}
+"""What can be seen -> images and their channels, in order."""
+
+KINDS = {"depth": "depth", "rgb": "colour", "previous": "choice"}
+"""Part of an observation -> what a network is told of it."""
+
+BODY_COLOURS = ((0.90, 0.35, 0.15), (0.15, 0.45, 0.85), (0.20, 0.65, 0.30), (0.80, 0.70, 0.10))
+"""Of agents as others see them, in turn."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +55,13 @@ class NavConfig:
     """Settings that all navigation tasks have."""
 
     scenes: str = "house:train"
-    """Scenes to train in: house:train, house:0-99, a file or a folder of them; several with commas."""
+    """Scenes to train in: house:train, cabin:0-99, a file or a folder of them; several with commas."""
     test_scenes: str = "house:test"
     """Scenes to evaluate and record in."""
+    held_out: int = 200
+    """How many of those an evaluation plays in."""
+    episodes: str = ""
+    """Episodes to play, in Habitat's PointNav format: a .json.gz file or a folder of them (none: drawn at random)."""
     detail: float = 1.0
     """Detail of procedural houses."""
     up: Literal["auto", "y", "z"] = "auto"
@@ -48,7 +76,9 @@ class NavConfig:
     """Goals per resident scene, each with its own field of distances."""
     memory_limit: float = 0.0
     """Gigabytes of device memory for scenes (0: as the first ones need)."""
-    image: Literal["depth", "rgb", "none"] = "depth"
+    agents: int = 1
+    """Agents per env; they see one another, and stand in one another's way."""
+    image: Literal["depth", "rgb", "rgbd", "none"] = "depth"
     """What the agent sees; "none" is the blind agent."""
     size: int = 64
     """Pixels of the image a side."""
@@ -74,10 +104,6 @@ class NavConfig:
     """Metres of the highest step."""
     cell: float = 0.1
     """Metres of a cell of the ground."""
-    min_distance: float = 1.0
-    """Metres from start to goal at least, along the floor."""
-    max_distance: float = 30.0
-    """Metres at most."""
     playing: bool = False
     """Evaluate: the test scenes instead of the training scenes."""
 
@@ -85,44 +111,57 @@ class NavConfig:
 class NavWorld(KernelWorld):
     """Base of navigation tasks: STOP, FORWARD, LEFT or RIGHT in scenes, seen through a camera.
 
-    A task gives `step` (its first function should be `move`), `extras` (what the network sees beside the image, as
-    (name, size) pairs) and `observe` functions that write them behind the image.
+    A task gives `step` (its first function should be `move`), `reset` (first `enter_scene`, then what draws the start),
+    `extras` (what the network sees beside the image, as (name, size) pairs) and `observe` functions that write them
+    behind the image.
     """
 
     Config = NavConfig
     resumable = False
-    extras: ClassVar[tuple[tuple[str, int], ...]] = (("previous", 5),)
-
-    state = dict(
-        row=Field(int, doc="scene"),
-        place=Field(wp.vec3, unit="m", doc="on the floor"),
-        yaw=Field(float, unit="rad", doc="from x towards y"),
-        goal_slot=Field(int),
-        goal=Field(wp.vec3, unit="m"),
-        start_distance=Field(float, unit="m", doc="along the floor, when the episode began"),
-        distance=Field(float, unit="m", doc="along the floor, now"),
-        previous=Field(int, doc="the last action + 1; 0 at the start"),
-        walked=Field(float, unit="m", doc="length of the path so far"),
-        collisions=Field(float, doc="steps in which something was in the way"),
-        success=Field(float, doc="1 if the episode succeeded"),
-        spl=Field(float, doc="success weighted by path length"),
-        soft_spl=Field(float, doc="progress weighted by path length"),
-    )
+    stops: ClassVar[bool] = True
+    """Whether an agent can choose to STOP."""
+    goals_shown: ClassVar[bool] = True
+    """Whether an agent has a goal to go to, for pictures."""
+    extras: ClassVar[tuple[tuple[str, int], ...]] = (("previous", PREVIOUS),)
 
     @staticmethod
-    def parts(config: Any, extras: tuple[tuple[str, int], ...]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """The parts of an observation: the image, then the extras."""
-        image = {"depth": 1, "rgb": 3, "none": 0}[config.image]
-        shown = ((config.image, (config.size, config.size, image)),) if image else ()
-        return (*shown, *((name, (size,)) for name, size in extras))
+    def state(config: Any) -> dict[str, Field]:
+        each = (config.agents,)
+        return dict(
+            row=Field(int, each, doc="scene"),
+            place=Field(wp.vec3, each, unit="m", doc="on the floor"),
+            yaw=Field(float, each, unit="rad", doc="from x towards y"),
+            present=Field(bool, each, doc="whether the agent is still there"),
+            start=Field(wp.vec3, each, unit="m", doc="where the episode began"),
+            start_yaw=Field(float, each, unit="rad"),
+            goal_slot=Field(int, each),
+            goal=Field(wp.vec3, each, unit="m"),
+            start_distance=Field(float, each, unit="m", doc="along the floor, when the episode began"),
+            distance=Field(float, each, unit="m", doc="along the floor, now"),
+            previous=Field(int, each, doc="the last action + 1; 0 at the start"),
+            walked=Field(float, each, unit="m", doc="length of the path so far"),
+            bumps=Field(float, each, doc="steps in which something was in the way"),
+            path_length=Field(float, unit="m", doc="walked, mean over the agents"),
+            collisions=Field(float, doc="bumps, mean over the agents"),
+            eye_place=Field(wp.vec3, each, unit="m"),
+            eye_turn=Field(wp.quat, each),
+            body_kind=Field(int, each, doc="as the renderer knows it; NONE when it is not there"),
+            body_place=Field(wp.vec3, each, unit="m", doc="its middle"),
+        )
+
+    @staticmethod
+    def images(config: Any) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """The parts of an observation that are images."""
+        return tuple((name, (config.size, config.size, channels)) for name, channels in IMAGES[config.image].items())
 
     @classmethod
     def groups_of(cls, config: Any) -> tuple[Group, ...]:
-        parts = cls.parts(config, cls.extras)
+        parts = (*cls.images(config), *((name, (size,)) for name, size in cls.extras))
         total = sum(math.prod(shape) for _, shape in parts)
-        kinds = {name: kind for name, kind in (("depth", "depth"), ("previous", "choice")) if name in dict(parts)}
+        kinds = {name: KINDS[name] for name, _ in parts if name in KINDS}
         box = Box((total,), dtype=torch.float16, parts=parts, kinds=kinds)
-        return (Group("agent", observation=box, action=Discrete(4)),)
+        action = Discrete(4 if cls.stops else 3)
+        return (Group("agent", box, action, agents=config.agents, leaves=cls.stops and config.agents > 1),)
 
     @classmethod
     def playing(cls, config: Any) -> Any:
@@ -138,9 +177,11 @@ class NavWorld(KernelWorld):
 
     def _allocate(self) -> None:
         super()._allocate()
+        # In the place of a site's tables until scenes are loaded, so that parameters can be checked.
         kinds = dict(field=(torch.int16, (1, 1, 1)), goal_places=(torch.float32, (1, 1, 3)))
         kinds |= dict(standing=(torch.int32, (1, 1)), standing_count=(torch.int32, (1,)))
         kinds |= dict(choice=(torch.int32, (1,)), choices=(torch.int32, (1,)))
+        kinds |= dict(episode_count=(torch.int32, (4096,)), episode_start=(torch.float32, (1, 1, 4)))
         for name, (dtype, shape) in kinds.items():
             self._tables[name] = Whole(torch.zeros(shape, dtype=dtype, device=self.device))
 
@@ -148,7 +189,8 @@ class NavWorld(KernelWorld):
         values = super()._config_values()
         values["ground"] = Ground()
         values["turn"] = math.radians(self.config.turn)
-        values["first_extra"] = sum(math.prod(s) for _, s in self.parts(self.config, ()))
+        values["first_extra"] = sum(math.prod(shape) for _, shape in self.images(self.config))
+        values["first_action"] = STOP if self.stops else FORWARD
         return values
 
     def _open(self, seed: int) -> None:
@@ -156,15 +198,16 @@ class NavWorld(KernelWorld):
         config = self.config
         sources = [s.strip() for s in (config.test_scenes if config.playing else config.scenes).split(",")]
         if config.detail != 1.0:
-            sources = [f"{s}@{config.detail:g}" if s.startswith("house:") and "@" not in s else s for s in sources]
+            made = ("house:", "cabin:")
+            sources = [f"{s}@{config.detail:g}" if s.startswith(made) and "@" not in s else s for s in sources]
         self._site = Site(
             sources,
             self.num_envs,
-            config.resident,
+            min(config.held_out, self.num_envs) if config.playing else config.resident,
             config.goals,
             self.device,
             seed,
-            config.swap,
+            0 if config.playing else config.swap,
             Body(config.radius, config.height, config.climb),
             config.cell,
             int(config.memory_limit * 1e9) or None,
@@ -177,11 +220,37 @@ class NavWorld(KernelWorld):
         self._site.pool.row = self.store.row
         self._renderer = None
         if config.image != "none":
-            memory = self._site.pool.memory
-            self._renderer = Renderer(
-                memory, self.num_envs, (config.size,) * 2, {config.image: torch.float16}, fov=config.fov,
-                max_depth=config.max_depth, own_images=False, scene=self.store.row,
-            )  # fmt: skip
+            self._renderer = self._make_renderer()
+
+    def _make_renderer(self) -> Renderer:
+        config, store = self.config, self.store
+        assert self._site is not None
+        views, movers = self.num_envs * config.agents, None
+        self._views_wanted = torch.zeros_like(store.present)
+        if config.agents > 1:
+            movers = Movers.make(self.num_envs, config.agents, self.device)
+            movers = replace(movers, kind=store.body_kind, position=store.body_place)
+            straight = max(0.0, config.height / 2 - config.radius)
+            movers.size[:] = torch.tensor([config.radius, config.radius, straight])
+            colours = [BODY_COLOURS[k % len(BODY_COLOURS)] for k in range(config.agents)]
+            movers.colour[:] = torch.tensor(colours)
+        made = Renderer(
+            self._site.pool.memory,
+            views,
+            (config.size, config.size),
+            {name: torch.float16 for name, _ in self.images(config)},
+            fov=config.fov,
+            max_depth=config.max_depth,
+            movers=movers,
+            own_images=False,
+            scene=store.row.view(views),
+            position=store.eye_place.view(views, 3),
+            rotation=store.eye_turn.view(views, 4),
+        )
+        made.env = torch.arange(views, device=self.device) // config.agents
+        if movers is not None:
+            made.hidden = torch.arange(views, device=self.device) % config.agents
+        return made
 
     def restart(self, mask: torch.Tensor) -> None:
         if self._site is None:  # the first episodes: `reset` has set the seed
@@ -202,28 +271,32 @@ class NavWorld(KernelWorld):
 
     def _author(self, stage: str, when: str, renames: dict[str, str] | None = None) -> list:
         calls = super()._author(stage, when, renames)
+        agents = self.config.agents
+        if stage == "step" and self.groups[0].leaves:
+            calls.append(Call(show_alive, agents, when))
         if stage == "observe" and self.config.image != "none":
+            calls.append(Call(aim, agents, when))
             target = (renames or {}).get("observation", "observation")
             plans: dict[int, Plan] = {}
             calls.append(lambda arrays: self._render(getattr(arrays, target), when, plans))
         return calls
 
     def _render(self, observation: torch.Tensor, when: str, plans: dict[int, Plan]) -> None:
-        """Render into the first part of an observation, for all envs or for those whose flag `when` is set."""
-        renderer, config = self._renderer, self.config
-        assert renderer is not None
-        if observation.data_ptr() not in plans:
-            channels = 1 if config.image == "depth" else 3
-            image = observation[:, 0, : config.size**2 * channels].unflatten(1, (config.size, config.size, channels))
-            plans[observation.data_ptr()] = renderer.plan_into(
-                {config.image: image}, self.store[when] if when else None
-            )
-        place, half = self.store.place, self.store.yaw * 0.5
-        renderer.position.copy_(place)
-        renderer.position[:, 2] += config.eye
-        renderer.rotation[:, 2] = half.sin()
-        renderer.rotation[:, 3] = half.cos()
-        plans[observation.data_ptr()]()
+        """Render into the first parts of an observation, for all envs or for those whose flag `when` is set."""
+        assert self._renderer is not None
+        agents, key = self.config.agents, observation.data_ptr()
+        only = self.store[when] if when else None
+        if only is not None and agents > 1:
+            self._views_wanted.copy_(only.unsqueeze(1).expand(-1, agents))
+            only = self._views_wanted.view(-1)
+        if key not in plans:
+            images, first = {}, 0
+            for name, shape in self.images(self.config):
+                last = first + math.prod(shape)
+                images[name] = observation.flatten(0, 1)[:, first:last].unflatten(1, shape)
+                first = last
+            plans[key] = self._renderer.plan_into(images, only)
+        plans[key]()
 
 
 # --- functions of tasks --------------------------------------------------------------------------------------------
@@ -232,112 +305,248 @@ class NavWorld(KernelWorld):
 @wp.func
 def move(
     env: int,
-    action: wp.array(dtype=int),
-    row: wp.array(dtype=int),
-    place: wp.array(dtype=wp.vec3),
-    yaw: wp.array(dtype=float),
-    previous: wp.array(dtype=int),
-    walked: wp.array(dtype=float),
+    agents: int,
+    first_action: int,
+    action: wp.array2d(dtype=int),
+    present: wp.array2d(dtype=wp.bool),
+    row: wp.array2d(dtype=int),
+    place: wp.array2d(dtype=wp.vec3),
+    yaw: wp.array2d(dtype=float),
+    previous: wp.array2d(dtype=int),
+    walked: wp.array2d(dtype=float),
+    bumps: wp.array2d(dtype=float),
+    path_length: wp.array(dtype=float),
     collisions: wp.array(dtype=float),
     ground: Ground,
     forward: float,
     turn: float,
     slide: bool,
+    radius: float,
 ):
-    """Walk or turn."""
-    a = action[env]
-    if a == FORWARD:
-        along = wp.vec2(wp.cos(yaw[env]), wp.sin(yaw[env])) * forward
-        done = walk(ground, row[env], place[env], along, slide)
-        walked[env] = walked[env] + wp.length(done.place - place[env])
-        place[env] = done.place
-        if done.blocked:
-            collisions[env] = collisions[env] + 1.0
-    elif a == LEFT:
-        yaw[env] = yaw[env] + turn
-    elif a == RIGHT:
-        yaw[env] = yaw[env] - turn
-    previous[env] = a + 1
+    """Walk or turn, one agent after the other; nobody walks into somebody."""
+    total = float(0.0)
+    touched = float(0.0)
+    for k in range(agents):
+        a = action[env, k] + first_action
+        if present[env, k]:
+            if a == FORWARD:
+                here = place[env, k]
+                along = wp.vec2(wp.cos(yaw[env, k]), wp.sin(yaw[env, k])) * forward
+                done = walk(ground, row[env, k], here, along, slide)
+                free = bool(True)
+                for j in range(agents):
+                    if j != k and present[env, j]:
+                        gap = wp.length(place[env, j] - done.place)
+                        if gap < 2.0 * radius and gap < wp.length(place[env, j] - here):
+                            free = False
+                if free:
+                    walked[env, k] = walked[env, k] + wp.length(done.place - here)
+                    place[env, k] = done.place
+                if done.blocked or not free:
+                    bumps[env, k] = bumps[env, k] + 1.0
+            elif a == LEFT:
+                yaw[env, k] = yaw[env, k] + turn
+            elif a == RIGHT:
+                yaw[env, k] = yaw[env, k] - turn
+            previous[env, k] = a + 1
+        total += walked[env, k]
+        touched += bumps[env, k]
+    path_length[env] = total / float(agents)
+    collisions[env] = touched / float(agents)
 
 
 @wp.func
-def begin_episode(
+def enter_scene(
     env: int,
+    agents: int,
+    playing: bool,
     rng: Random,
-    row: wp.array(dtype=int),
-    place: wp.array(dtype=wp.vec3),
-    yaw: wp.array(dtype=float),
-    goal_slot: wp.array(dtype=int),
-    goal: wp.array(dtype=wp.vec3),
-    start_distance: wp.array(dtype=float),
-    distance: wp.array(dtype=float),
-    previous: wp.array(dtype=int),
-    walked: wp.array(dtype=float),
-    collisions: wp.array(dtype=float),
-    success: wp.array(dtype=float),
-    spl: wp.array(dtype=float),
-    soft_spl: wp.array(dtype=float),
+    env_id: wp.array(dtype=int),
+    row: wp.array2d(dtype=int),
+    present: wp.array2d(dtype=wp.bool),
+    previous: wp.array2d(dtype=int),
+    walked: wp.array2d(dtype=float),
+    bumps: wp.array2d(dtype=float),
+    choice: wp.array(dtype=int),
+    choices: wp.array(dtype=int),
+):
+    """One of the resident scenes: any; in an evaluation each in turn."""
+    c = integer(rng, 0, choices[0])
+    if playing:
+        c = env_id[env] % choices[0]
+    for k in range(agents):
+        row[env, k] = choice[c]
+        present[env, k] = True
+        previous[env, k] = 0
+        walked[env, k] = 0.0
+        bumps[env, k] = 0.0
+
+
+@wp.func
+def is_apart(env: int, k: int, place: wp.array2d(dtype=wp.vec3), here: wp.vec3) -> bool:
+    """Whether no agent before the k-th starts near here."""
+    apart = bool(True)
+    for j in range(k):
+        if wp.length(place[env, j] - here) < APART:
+            apart = False
+    return apart
+
+
+@wp.func
+def draw_route(
+    env: int,
+    agents: int,
+    playing: bool,
+    rng: Random,
+    env_id: wp.array(dtype=int),
+    row: wp.array2d(dtype=int),
+    place: wp.array2d(dtype=wp.vec3),
+    yaw: wp.array2d(dtype=float),
+    start: wp.array2d(dtype=wp.vec3),
+    start_yaw: wp.array2d(dtype=float),
+    goal_slot: wp.array2d(dtype=int),
+    goal: wp.array2d(dtype=wp.vec3),
+    start_distance: wp.array2d(dtype=float),
+    distance: wp.array2d(dtype=float),
     ground: Ground,
     field: wp.array3d(dtype=wp.uint16),
     goal_places: wp.array2d(dtype=wp.vec3),
     standing: wp.array2d(dtype=int),
     standing_count: wp.array(dtype=int),
-    choice: wp.array(dtype=int),
+    episode_count: wp.array(dtype=int),
+    episode_start: wp.array2d(dtype=wp.vec4),
     choices: wp.array(dtype=int),
     min_distance: float,
     max_distance: float,
 ):
-    """A scene, a goal and a start that Habitat's rules allow: not too near, not too far, and rarely straight ahead."""
-    r = choice[integer(rng, 0, choices[0])]
-    slot = int(0)
-    start = wp.vec3()
-    far = float(0.0)
-    best = float(-1.0)
-    for k in range(TRIES):
-        if best < 2.0:
-            s = integer(rng, 1 + 3 * k, goal_places.shape[1])
-            i = standing[r, integer(rng, 2 + 3 * k, standing_count[r])]
-            here = cell_middle(ground, r, i)
-            target = goal_places[r, s]
-            d = distance_at(ground, r, field, s, target, here)
-            straight = wp.length(target - here)
-            fits = d >= min_distance and d <= max_distance and wp.abs(target[2] - here[2]) <= 0.5
-            ratio = d / wp.max(straight, 0.01)
-            keep = 20.0 * (ratio - 0.98) * (ratio - 0.98)
-            good = float(0.0)
-            if fits:
-                good = 1.0
-                if ratio >= 1.1 or uniform(rng, 3 + 3 * k, 0.0, 1.0) < keep:
-                    good = 2.0
-            elif d < 1.0e6:
-                good = 0.5
-            if good > best:
-                best = good
-                slot = s
-                start = here
-                far = d
-    row[env] = r
-    goal_slot[env] = slot
-    goal[env] = goal_places[r, slot]
-    place[env] = start
-    yaw[env] = uniform(rng, 1 + 3 * TRIES, -3.1415927, 3.1415927)
-    start_distance[env] = far
-    distance[env] = far
-    previous[env] = 0
-    walked[env] = 0.0
-    collisions[env] = 0.0
-    success[env] = 0.0
-    spl[env] = 0.0
-    soft_spl[env] = 0.0
+    """A goal and a start that Habitat's rules allow: not too near, not too far, and rarely straight ahead.
+
+    If the scene came with episodes, one of them: any; in an evaluation each in turn.
+    """
+    for k in range(agents):
+        r = row[env, k]
+        first = 1 + k * STREAMS
+        slot = int(0)
+        from_ = wp.vec3()
+        far = float(0.0)
+        facing = uniform(rng, first + STREAMS - 1, -3.1415927, 3.1415927)
+        if episode_count[r] > 0:
+            slot = integer(rng, first, episode_count[r])
+            if playing:
+                slot = (env_id[env] // choices[0] + k) % episode_count[r]
+            given = episode_start[r, slot]
+            from_ = wp.vec3(given[0], given[1], given[2])
+            facing = given[3]
+            far = distance_at(ground, r, field, slot, goal_places[r, slot], from_)
+        else:
+            best = float(-1.0)
+            for t in range(TRIES):
+                if best < 2.0:
+                    s = integer(rng, first + 3 * t, goal_places.shape[1])
+                    i = standing[r, integer(rng, first + 3 * t + 1, standing_count[r])]
+                    here = cell_middle(ground, r, i)
+                    target = goal_places[r, s]
+                    d = distance_at(ground, r, field, s, target, here)
+                    straight = wp.length(target - here)
+                    fits = d >= min_distance and d <= max_distance and wp.abs(target[2] - here[2]) <= 0.5
+                    ratio = d / wp.max(straight, 0.01)
+                    keep = 20.0 * (ratio - 0.98) * (ratio - 0.98)
+                    good = float(0.0)
+                    if fits and is_apart(env, k, place, here):
+                        good = 1.0
+                        if ratio >= 1.1 or uniform(rng, first + 3 * t + 2, 0.0, 1.0) < keep:
+                            good = 2.0
+                    elif d < 1.0e6:
+                        good = 0.5
+                    if good > best:
+                        best = good
+                        slot = s
+                        from_ = here
+                        far = d
+        goal_slot[env, k] = slot
+        goal[env, k] = goal_places[r, slot]
+        place[env, k] = from_
+        start[env, k] = from_
+        yaw[env, k] = facing
+        start_yaw[env, k] = facing
+        start_distance[env, k] = far
+        distance[env, k] = far
+
+
+@wp.func
+def draw_start(
+    env: int,
+    agents: int,
+    rng: Random,
+    row: wp.array2d(dtype=int),
+    place: wp.array2d(dtype=wp.vec3),
+    yaw: wp.array2d(dtype=float),
+    start: wp.array2d(dtype=wp.vec3),
+    start_yaw: wp.array2d(dtype=float),
+    goal_slot: wp.array2d(dtype=int),
+    goal: wp.array2d(dtype=wp.vec3),
+    start_distance: wp.array2d(dtype=float),
+    distance: wp.array2d(dtype=float),
+    goal_places: wp.array2d(dtype=wp.vec3),
+):
+    """For tasks without a goal: begin at a place that has a field of distances, which then are those from the start."""
+    for k in range(agents):
+        first = 1 + k * STREAMS
+        slot = int(0)
+        found = bool(False)
+        for t in range(TRIES):
+            if not found:
+                slot = integer(rng, first + t, goal_places.shape[1])
+                found = is_apart(env, k, place, goal_places[row[env, k], slot])
+        facing = uniform(rng, first + STREAMS - 1, -3.1415927, 3.1415927)
+        goal_slot[env, k] = slot
+        goal[env, k] = goal_places[row[env, k], slot]
+        place[env, k] = goal[env, k]
+        start[env, k] = goal[env, k]
+        yaw[env, k] = facing
+        start_yaw[env, k] = facing
+        start_distance[env, k] = 0.0
+        distance[env, k] = 0.0
 
 
 @wp.func
 def show_previous(
     env: int,
-    previous: wp.array(dtype=int),
+    agent: int,
+    previous: wp.array2d(dtype=int),
     first_extra: int,
-    observation: wp.array2d(dtype=wp.float16),
+    observation: wp.array3d(dtype=wp.float16),
 ):
     """The last action, one of five."""
-    for k in range(5):
-        observation[env, first_extra + k] = wp.where(previous[env] == k, wp.float16(1.0), wp.float16(0.0))
+    for k in range(PREVIOUS):
+        now = previous[env, agent] == k
+        observation[env, agent, first_extra + k] = wp.where(now, wp.float16(1.0), wp.float16(0.0))
+
+
+@wp.func
+def aim(
+    env: int,
+    agent: int,
+    eye: float,
+    height: float,
+    place: wp.array2d(dtype=wp.vec3),
+    yaw: wp.array2d(dtype=float),
+    present: wp.array2d(dtype=wp.bool),
+    eye_place: wp.array2d(dtype=wp.vec3),
+    eye_turn: wp.array2d(dtype=wp.quat),
+    body_kind: wp.array2d(dtype=int),
+    body_place: wp.array2d(dtype=wp.vec3),
+):
+    """Where the camera is and looks to, and what others see of the agent."""
+    half = 0.5 * yaw[env, agent]
+    here = place[env, agent]
+    eye_place[env, agent] = wp.vec3(here[0], here[1], here[2] + eye)
+    eye_turn[env, agent] = wp.quat(0.0, 0.0, wp.sin(half), wp.cos(half))
+    body_kind[env, agent] = wp.where(present[env, agent], CAPSULE, NONE)
+    body_place[env, agent] = wp.vec3(here[0], here[1], here[2] + 0.5 * height)
+
+
+@wp.func
+def show_alive(env: int, agent: int, present: wp.array2d(dtype=wp.bool), alive: wp.array2d(dtype=wp.bool)):
+    """Who has stopped has left the game."""
+    alive[env, agent] = present[env, agent]

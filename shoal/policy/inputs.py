@@ -56,8 +56,8 @@ def choose_torso(name: str, group: Group, hidden: tuple[int, ...], activation: s
 class MultiInput(nn.Module):
     """A vector of several parts: every image goes through a CNN of its own, the rest, joined, through an MLP.
 
-    Images hold 0 to 255, or distances, which become shares of the largest; those of one name are frames of a stack,
-    joined along their channels.
+    Pixels become shares of the largest that there can be; images of one name are frames of a stack, joined along their
+    channels.
     """
 
     pixels: torch.Tensor
@@ -72,8 +72,9 @@ class MultiInput(nn.Module):
         for i, (name, shape) in enumerate(parts):
             if is_image(shape):
                 self.images.setdefault((name, shape), []).append(i)
-        self.far = [far(seen) if seen.kind(name) == "depth" else None for name, _ in self.images]
-        """Where the distances of each image end [m] (None: it holds 0 to 255)."""
+        most = {"depth": far(seen), "colour": 1.0}
+        self.most = [most.get(seen.kind(name), 255.0) for name, _ in self.images]
+        """The largest number in each image."""
         inside = {i for places in self.images.values() for i in places}
         self.rest = [i for i in range(len(parts)) if i not in inside]
         flags = [torch.full((size,), i in inside) for i, size in enumerate(self.sizes)]
@@ -88,9 +89,9 @@ class MultiInput(nn.Module):
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         pieces = observation.split(self.sizes, dim=1)
         features = []
-        for cnn, places, end in zip(self.cnns, self.images.values(), self.far, strict=True):
+        for cnn, places, most in zip(self.cnns, self.images.values(), self.most, strict=True):
             image = torch.cat([self._image(pieces[i], self.shapes[i]) for i in places], dim=1)
-            features.append(cnn(image / 255.0 if end is None else image.clamp(0.0, end) / end))
+            features.append(cnn(image.clamp(0.0, most) / most))
         if self.mlp is not None:
             features.append(self.mlp(torch.cat([pieces[i] for i in self.rest], dim=1)))
         return torch.cat(features, dim=1)

@@ -62,7 +62,7 @@ class SEResNet9(nn.Module):
 
     - Distances (parts of the kind `depth`, or an image of floats with one channel) are cut off at 10 m or the bound of
       the space, divided by that and joined with ten one-hot bins: 11 channels.
-    - Bytes, or parts that hold 0 to 255, are scaled to 0..1 and normalised by the running moments of each channel.
+    - Bytes, and images that are parts, are scaled to 0..1 and normalised by the running moments of each channel.
     - Images of one size are joined along their channels; frames of a stack too. Sides must be multiples of four.
     - Every other part has a linear layer of its own; without a bias if it is a `choice`, which makes it an embedding.
 
@@ -97,8 +97,9 @@ class SEResNet9(nn.Module):
             count = 1 if seen.parts else frames
             single = image_size(shape, count)[0] == count
             depth = seen.kind(name) == "depth" if seen.parts else single and seen.dtype != torch.uint8
-            scaled = depth or bool(seen.parts) or seen.dtype == torch.uint8
-            pictures[str(i)] = picture = Picture(shape, count, far(seen) if depth else None, scaled)
+            most = 255.0 if seen.dtype == torch.uint8 or (seen.parts and seen.kind(name) != "colour") else 1.0
+            known = bool(seen.parts) or seen.dtype == torch.uint8
+            pictures[str(i)] = picture = Picture(shape, count, far(seen) if depth else None, most if known else None)
             networks.setdefault(picture.sides, []).append(i)
         self.pictures = nn.ModuleDict(pictures)
         self.places = list(networks.values())
@@ -151,15 +152,15 @@ class SEResNet9(nn.Module):
 class Picture(nn.Module):
     """Flat images of distances or colours as planes [batch, height, width, planes], `frames` of them side by side."""
 
-    def __init__(self, shape: tuple[int, ...], frames: int, far: float | None, scaled: bool):
-        """Distances end at `far` [m] (None: there are none); colours are `scaled` from 0..255, or taken as they are."""
+    def __init__(self, shape: tuple[int, ...], frames: int, far: float | None, most: float | None):
+        """Distances end at `far` [m] (None: there are none); colours at `most`, or are taken as they are (None)."""
         super().__init__()
         channels, *sides = image_size(shape, frames)
-        self.shape, self.frames, self.far, self.scaled = shape, frames, far, scaled
+        self.shape, self.frames, self.far, self.most = shape, frames, far, most
         self.sides = sides[0], sides[1]
         self.channels_last = channels_come_last(shape, frames)
         self.planes = channels * (1 if far is None else 1 + BINS)
-        self.moments = RunningMoments((channels,)) if far is None and scaled else None
+        self.moments = RunningMoments((channels,)) if far is None and most is not None else None
 
     def forward(self, flat: torch.Tensor) -> torch.Tensor:
         x = self._pixels(flat)
@@ -187,7 +188,7 @@ class Picture(nn.Module):
             image = image.unflatten(1, (self.frames, -1)).permute(0, 2, 3, 1, 4).flatten(3)
         else:
             image = image.permute(0, 2, 3, 1)
-        return image.float() * (1.0 / 255.0) if self.scaled and self.far is None else image.float()
+        return image.float() if self.far is not None or self.most is None else image.float() * (1.0 / self.most)
 
 
 class Network(nn.Module):

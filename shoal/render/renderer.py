@@ -70,8 +70,10 @@ class Renderer:
         device: str | torch.device = "cpu",
         own_images: bool = True,
         scene: torch.Tensor | None = None,
+        position: torch.Tensor | None = None,
+        rotation: torch.Tensor | None = None,
     ):
-        """`scene`, int32 [views], is read as the row of each view in place of a tensor of the renderer's own."""
+        """`scene`, `position` and `rotation` are read in place of tensors of the renderer's own."""
         init_warp()
         self.memory = scenes if isinstance(scenes, SceneMemory) else _load(scenes, device)
         self.device = self.memory.device
@@ -87,11 +89,12 @@ class Renderer:
         def make(*shape: int, dtype: torch.dtype = torch.float32, value: float = 0) -> torch.Tensor:
             return torch.full((views, *shape), value, dtype=dtype, device=self.device)
 
-        self.position = make(3)
+        self.position = make(3) if position is None else position
         """float32 [views, 3], metres."""
-        self.rotation = make(4)
+        self.rotation = make(4) if rotation is None else rotation
         """float32 [views, 4], quaternion x, y, z, w."""
-        self.rotation[:, 3] = 1.0
+        if rotation is None:
+            self.rotation[:, 3] = 1.0
         self.slope = make(value=math.tan(math.radians(fov) / 2))
         """float32 [views]: tangent of half the horizontal field of view."""
         self.scene = make(dtype=torch.int32) if scene is None else scene

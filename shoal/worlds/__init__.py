@@ -13,6 +13,8 @@ from shoal.errors import ShoalError, unknown
 WORLDS: dict[str, tuple[str, str, str]] = {
     "acrobot": ("shoal.worlds.acrobot", "Acrobot", "Swing the foot of a two-link arm above the bar."),
     "cartpole": ("shoal.worlds.cartpole", "CartPole", "Balance a pole on a cart."),
+    "explore": ("shoal.nav.explore", "Explore", "Walk through as much of a house as possible, by sight."),
+    "flee": ("shoal.nav.flee", "Flee", "Get as far away from the start as possible in a house, by sight."),
     "mountain-car": ("shoal.worlds.mountain_car", "MountainCar", "Rock a weak car out of a valley."),
     "mountain-car-continuous": (
         "shoal.worlds.mountain_car_continuous",

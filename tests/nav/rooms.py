@@ -18,6 +18,14 @@ def room(size=(10.0, 8.0), height=2.6, boxes=()):
     return np.concatenate(parts)
 
 
+def write_obj(path, corners) -> str:
+    """Triangles as a file; z is up."""
+    lines = [f"v {x} {y} {z}" for x, y, z in corners.reshape(-1, 3)]
+    lines += [f"f {3 * k + 1} {3 * k + 2} {3 * k + 3}" for k in range(len(corners))]
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
 def pathfinder(corners, body: Body | None = None, cell: float = 0.1, storeys: int = 1) -> Pathfinder:
     packed = pack_scene(make_scene(corners))
     cells = GroundMemory.cells_needed(packed.bounds, cell) * storeys

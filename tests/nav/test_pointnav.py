@@ -10,16 +10,9 @@ from shoal.errors import ShoalError
 from shoal.nav.pointnav import PointNav, PointNavConfig
 from shoal.nav.world import FORWARD, LEFT, RIGHT, STOP
 from shoal.render.renderer import Renderer, heading
-from tests.nav.rooms import room
+from tests.nav.rooms import room, write_obj
 
 SIZE = 16
-
-
-def write_obj(path, corners) -> str:
-    lines = [f"v {x} {y} {z}" for x, y, z in corners.reshape(-1, 3)]
-    lines += [f"f {3 * k + 1} {3 * k + 2} {3 * k + 3}" for k in range(len(corners))]
-    path.write_text("\n".join(lines))
-    return str(path)
 
 
 @pytest.fixture(scope="module")
@@ -45,16 +38,15 @@ def put(world, place, yaw=0.0, walked=0.0):
     store.place[:] = torch.as_tensor(place, dtype=torch.float32)
     store.yaw.fill_(yaw)
     store.walked.fill_(walked)
-    distance = geodesic(world)
-    store.distance[:] = distance
-    store.start_distance[:] = distance
+    store.distance[:, 0] = geodesic(world)
+    store.start_distance[:] = store.distance
 
 
 def geodesic(world) -> torch.Tensor:
     from shoal.nav.queries import Pathfinder
 
     goal = world._site.fields.goal[0, 0:1]
-    return Pathfinder(world._site.ground).geodesic(world.store.place.clone(), goal)[:, 0]
+    return Pathfinder(world._site.ground).geodesic(world.store.place[:, 0].clone(), goal)[:, 0]
 
 
 def step(world, action):
@@ -66,12 +58,12 @@ def test_actions_move_and_turn(world):
     put(world, (2.0, 4.0, 0.0), yaw=0.5)
     step(world, FORWARD)
     expected = torch.tensor([2.0 + 0.25 * math.cos(0.5), 4.0 + 0.25 * math.sin(0.5), 0.0])
-    torch.testing.assert_close(world.store.place[0], expected)
-    assert world.store.walked[0] == pytest.approx(0.25, abs=1e-5)
+    torch.testing.assert_close(world.store.place[0, 0], expected)
+    assert world.store.walked[0, 0] == pytest.approx(0.25, abs=1e-5)
     step(world, LEFT)
-    assert world.store.yaw[0] == pytest.approx(0.5 + math.radians(10), abs=1e-5)
+    assert world.store.yaw[0, 0] == pytest.approx(0.5 + math.radians(10), abs=1e-5)
     step(world, RIGHT)
-    assert world.store.yaw[0] == pytest.approx(0.5, abs=1e-5)
+    assert world.store.yaw[0, 0] == pytest.approx(0.5, abs=1e-5)
 
 
 def test_reward_is_the_way_gained_less_the_slack(world):
@@ -86,7 +78,7 @@ def test_walls_stop_and_count(world):
     put(world, (3.85, 2.0, 0.0), yaw=0.0)
     for _ in range(3):
         step(world, FORWARD)
-    assert (world.store.place[:, 0] < 3.96).all()
+    assert (world.store.place[:, 0, 0] < 3.96).all()
     assert (world.store.collisions == 3).all()
 
 
@@ -128,25 +120,25 @@ def test_the_agent_sees_its_goal_and_what_is_before_it(world):
     put(world, (2.0, 6.0, 0.0), yaw=0.3)
     step(world, LEFT)
     seen = world.outputs.groups["agent"].observation[0, 0].float()
-    away = world.store.goal[0] - world.store.place[0]
+    away = world.store.goal[0, 0] - world.store.place[0, 0]
     angle = math.atan2(away[1], away[0]) - (0.3 + math.radians(10))
     goal = torch.tensor([away[:2].norm(), math.cos(angle), math.sin(angle)])
     torch.testing.assert_close(seen[-3:], goal, atol=0.01, rtol=0)
     assert seen[-8:-3].tolist() == [0, 0, 0, 1, 0], "the last action, counted from 1"
     renderer = Renderer(world._site.pool.memory, 1, (SIZE, SIZE), ["depth"], max_depth=10.0)
-    pose = torch.cat([world.store.place[0] + torch.tensor([0, 0, 1.25]), heading(world.store.yaw[0])])[None]
+    pose = torch.cat([world.store.place[0, 0] + torch.tensor([0, 0, 1.25]), heading(world.store.yaw[0, 0])])[None]
     image = renderer.render(pose)["depth"].reshape(-1)
     torch.testing.assert_close(seen[: SIZE**2], image, atol=0.01, rtol=1e-3)
 
 
 def test_the_final_observation_is_the_last_place_and_the_next_one_the_new(world):
     put(world, (2.0, 6.0, 0.0), yaw=0.3)
-    place = world.store.place[0].clone()
+    place = world.store.place[0, 0].clone()
     out = step(world, STOP).groups["agent"]
     renderer = Renderer(world._site.pool.memory, 1, (SIZE, SIZE), ["depth"], max_depth=10.0)
     for at, yaw, seen in (
         (place, torch.tensor(0.3), out.final_observation),
-        (world.store.place[0], world.store.yaw[0], out.observation),
+        (world.store.place[0, 0], world.store.yaw[0, 0], out.observation),
     ):
         pose = torch.cat([at + torch.tensor([0, 0, 1.25]), heading(yaw)])[None]
         image = renderer.render(pose)["depth"].reshape(-1)
@@ -158,9 +150,9 @@ def test_episodes_begin_by_the_rules(world):
     starts, ratios = [], []
     for _ in range(40):
         step(world, STOP)
-        straight = (world.store.goal - world.store.place).norm(dim=1)
-        starts += world.store.start_distance.tolist()
-        ratios += (world.store.start_distance / straight).tolist()
+        straight = (world.store.goal - world.store.place).norm(dim=2)
+        starts += world.store.start_distance.flatten().tolist()
+        ratios += (world.store.start_distance / straight).flatten().tolist()
         assert torch.equal(world.store.distance, world.store.start_distance)
     assert min(starts) >= 1.0
     assert max(starts) <= 30.0

@@ -1,0 +1,65 @@
+"""Flee: get as far from the start as possible, along the floor."""
+
+import warp as wp
+
+from shoal.core.store import Field
+from shoal.nav.geodesic import distance_at
+from shoal.nav.pointnav import PointNav
+from shoal.nav.walk import Ground
+from shoal.nav.world import NavWorld, draw_start, enter_scene, move, show_previous
+
+
+@wp.func
+def run_away(
+    env: int,
+    agent: int,
+    row: wp.array2d(dtype=int),
+    place: wp.array2d(dtype=wp.vec3),
+    goal_slot: wp.array2d(dtype=int),
+    goal: wp.array2d(dtype=wp.vec3),
+    distance: wp.array2d(dtype=float),
+    reward: wp.array2d(dtype=float),
+    ground: Ground,
+    field: wp.array3d(dtype=wp.uint16),
+):
+    """Reward is the way gained."""
+    before = distance[env, agent]
+    now = distance_at(ground, row[env, agent], field, goal_slot[env, agent], goal[env, agent], place[env, agent])
+    if now > 1.0e6:
+        now = before
+    distance[env, agent] = now
+    reward[env, agent] = now - before
+
+
+@wp.func
+def how_far(env: int, agents: int, distance: wp.array2d(dtype=float), fled: wp.array(dtype=float)):
+    """The mean over the agents."""
+    total = float(0.0)
+    for k in range(agents):
+        total += distance[env, k]
+    fled[env] = total / float(agents)
+
+
+class Flee(NavWorld):
+    """Get as far from the start as possible.
+
+    | | |
+    |---|---|
+    | observation | depth (or RGB, or both); the last action |
+    | action | forward 0.25 m, turn left 10 degrees, turn right 10 degrees |
+    | reward | metres gained from the start, along the floor |
+    | end | truncated after 500 steps |
+    """
+
+    stops = False
+    goals_shown = False
+    reports = ("fled", "path_length", "collisions")
+    step = [move, run_away, how_far]
+    reset = [enter_scene, draw_start]
+    observe = [show_previous]
+
+    @staticmethod
+    def state(config) -> dict[str, Field]:
+        return NavWorld.state(config) | dict(fled=Field(float, unit="m", doc="along the floor from the start"))
+
+    settings = PointNav.settings

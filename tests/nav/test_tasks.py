@@ -1,0 +1,155 @@
+"""Flee, Explore, images of colours, and several agents in one env."""
+
+import math
+
+import pytest
+import torch
+
+from shoal.nav.explore import Explore, ExploreConfig
+from shoal.nav.flee import Flee
+from shoal.nav.pointnav import PointNav, PointNavConfig
+from shoal.nav.queries import Pathfinder
+from shoal.nav.world import FORWARD, LEFT, STOP, NavConfig
+from shoal.render.renderer import Renderer, heading
+from tests.nav.rooms import room, write_obj
+
+SIZE = 16
+
+
+@pytest.fixture
+def make(tmp_path, monkeypatch):
+    """Makes worlds of one room with a wall across a part of it."""
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
+    scene = write_obj(tmp_path / "room.obj", room(boxes=[(4.0, 0.0, 4.3, 5.0, 2.6)]))
+    made = []
+
+    def maker(world, config, envs=4, **settings):
+        settings = dict(scenes=scene, up="z", resident=1, goals=8, size=SIZE, max_steps=30) | settings
+        made.append(world(envs, "cpu", config(**settings)))
+        made[-1].reset(5)
+        return made[-1]
+
+    yield maker
+    for world in made:
+        world.close()
+
+
+def act(world, *actions):
+    """The same actions in all envs: one for each agent, counted as PointNav does."""
+    first = 0 if world.stops else 1
+    row = torch.tensor(actions, dtype=torch.int32) - first
+    return world.step(row.expand(world.num_envs, -1).contiguous())
+
+
+def test_flee_pays_the_way_from_the_start(make):
+    world = make(Flee, NavConfig)
+    assert torch.equal(world.store.place, world.store.start)
+    finder = Pathfinder(world._site.ground)
+    total = torch.zeros(4)
+    for k in range(30):
+        before = world.store.start.clone()
+        out = act(world, FORWARD if k % 3 else LEFT)
+        total += world.store.reward[:, 0]
+        if k < 29:
+            way = torch.stack([finder.geodesic(world.store.place[e], before[e])[0, 0] for e in range(4)])
+            torch.testing.assert_close(total, way, atol=1e-4, rtol=0)
+            last = way
+    assert out.truncated.all()
+    fled = world.last_episode().reports["fled"]
+    torch.testing.assert_close(fled, total, atol=1e-4, rtol=0)
+    assert (fled - last).abs().max() <= 0.26
+
+
+def test_explore_pays_new_cells_once(make):
+    """A NumPy twin: cells of 1 m in the frame of the start, counted as a set."""
+    world = make(Explore, ExploreConfig)
+    start, yaw = world.store.start[:, 0].clone(), world.store.start_yaw[:, 0].clone()
+    seen = [{(0, 0)} for _ in range(4)]
+    rng = torch.Generator().manual_seed(1)
+    for _ in range(29):
+        actions = torch.randint(3, (4, 1), generator=rng, dtype=torch.int32) * 0
+        actions[torch.rand(4, 1, generator=rng) < 0.3] = 1
+        world.step(actions)
+        away = world.store.place[:, 0] - start
+        for e in range(4):
+            c, s = math.cos(yaw[e]), math.sin(yaw[e])
+            ahead, left = c * away[e, 0] + s * away[e, 1], c * away[e, 1] - s * away[e, 0]
+            cell = (math.floor(ahead + 0.5), math.floor(left + 0.5))
+            assert world.store.reward[e, 0] == (0.0 if cell in seen[e] else 0.25)
+            seen[e].add(cell)
+    act(world, LEFT)
+    assert world.last_episode().reports["explored"].tolist() == [len(cells) for cells in seen]
+    assert max(len(cells) for cells in seen) > 3
+    assert (world.store.cells == 1).all(), "a new episode has its start alone"
+
+
+@pytest.mark.parametrize("image", ["rgb", "rgbd"])
+def test_images_are_those_of_the_renderer(make, image):
+    world = make(PointNav, PointNavConfig, image=image)
+    act(world, LEFT)
+    seen = world.outputs.groups["agent"].observation[0, 0].float()
+    renderer = Renderer(
+        world._site.pool.memory, 1, (SIZE, SIZE), {"depth": torch.float32, "rgb": torch.float32}, max_depth=10.0
+    )
+    pose = torch.cat([world.store.place[0, 0] + torch.tensor([0, 0, 1.25]), heading(world.store.yaw[0, 0])])[None]
+    images = renderer.render(pose)
+    wanted = [images["depth"].reshape(-1)] if image == "rgbd" else []
+    wanted = torch.cat([*wanted, images["rgb"].reshape(-1)])
+    torch.testing.assert_close(seen[: len(wanted)], wanted, atol=0.01, rtol=1e-3)
+    assert float(images["rgb"].max()) <= 1.0
+    space = world.groups[0].observation
+    assert space.kind("rgb") == "colour"
+
+
+def test_agents_see_one_another(make):
+    """One looks at the other, 1 m away, and sees it there; once that one has stopped, it is gone."""
+    world = make(PointNav, PointNavConfig, agents=2)
+    world.store.place[:] = torch.tensor([[1.0, 6.0, 0.0], [2.0, 6.0, 0.0]])
+    world.store.yaw[:] = torch.tensor([-math.radians(10), 0.0])
+    act(world, LEFT, LEFT)
+    seen = world.outputs.groups["agent"].observation[:, :, : SIZE**2].float().view(4, 2, SIZE, SIZE)
+    middle = seen[:, 0, SIZE // 2, SIZE // 2 - 1 : SIZE // 2 + 1]
+    torch.testing.assert_close(middle.amin(1), torch.full((4,), 0.92), atol=0.03, rtol=0)
+    assert (seen[:, 1, SIZE // 2, SIZE // 2] > 3.0).all()
+    world.store.yaw[:, 0] = -math.radians(10)
+    out = act(world, LEFT, STOP)
+    assert not out.terminated.any()
+    assert out.groups["agent"].alive.tolist() == [[True, False]] * 4
+    seen = out.groups["agent"].observation[:, 0, : SIZE**2].float().view(4, SIZE, SIZE)
+    assert (seen[:, SIZE // 2, SIZE // 2] > 5.0).all()
+    assert act(world, STOP, FORWARD).terminated.all()
+
+
+def test_agents_do_not_walk_into_one_another(make):
+    world = make(PointNav, PointNavConfig, agents=2)
+    world.store.place[:] = torch.tensor([[1.0, 6.0, 0.0], [2.1, 6.0, 0.0]])
+    world.store.yaw[:] = torch.tensor([0.0, math.pi])
+    for _ in range(6):
+        act(world, FORWARD, FORWARD)
+    gap = (world.store.place[:, 0] - world.store.place[:, 1]).norm(dim=1)
+    assert (gap >= 0.2).all()
+    assert (gap < 0.5).all()
+    assert (world.store.collisions > 1).all()
+
+
+def test_agents_begin_apart_in_one_scene_with_goals_of_their_own(make):
+    world = make(PointNav, PointNavConfig, agents=3, envs=16)
+    for _ in range(10):
+        gaps = torch.cdist(world.store.place, world.store.place) + 10 * torch.eye(3)
+        assert gaps.min() >= 0.5
+        assert (world.store.row == 0).all()
+        act(world, STOP, STOP, STOP)
+    assert (world.store.goal_slot[:, 0] != world.store.goal_slot[:, 1]).any()
+
+
+def test_what_an_agent_is_paid_ends_when_it_stops(make):
+    """Of two agents one stops at its goal: it alone succeeds, and half of the agents did."""
+    world = make(PointNav, PointNavConfig, agents=2)
+    world.store.place[:, 0] = world.store.goal[:, 0]
+    world.store.distance[:, 0] = 0.0
+    act(world, STOP, LEFT)
+    assert (world.store.reward[:, 0] > 2.0).all()
+    for _ in range(3):
+        act(world, FORWARD, LEFT)
+        assert (world.store.reward[:, 0] == 0).all()
+    assert (world.store.success == 0.5).all()
