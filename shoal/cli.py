@@ -15,13 +15,15 @@ Train reinforcement-learning agents at the speed of the hardware.
                         `shoal list`, your own world or environment (my_file.py:MyEnv),
                         gym:LunarLander-v3, ale:pong, zoo:MODULE or envpool:ID
   shoal resume RUN      continue a run from its last checkpoint
-  shoal eval RUN        play whole episodes and print mean, deviation and count
+  shoal eval RUN        play whole episodes and print means with 95 % intervals, deviation
+                        and count, scene by scene where there are several; maps of them
   shoal record RUN      write a video of a run's policy, or one picture of many envs
   shoal plot RUN        write the learning curve as a picture
   shoal bench WORLD     measure steps per second, stepping, rollout only and end to end
   shoal bench render    measure images per second
-  shoal scene info SCENE      what a 3-D scene holds: house:SEED or a .glb, .gltf, .obj, .ply file
+  shoal scene info SCENE      what a 3-D scene holds: house:SEED, cabin:SEED, or a .glb, .gltf, .obj, .ply file
   shoal scene render SCENE    a picture of many views of it, in colour and depth
+  shoal scene episodes SCENE  draw PointNav episodes and write them in Habitat's format
   shoal check WORLD     look for mistakes in a world of your own
   shoal list            the worlds there are
 
@@ -96,15 +98,32 @@ def _to_the_end(train: Callable) -> int:
 
 
 def _eval(words: list[str]) -> int:
-    parser = _parser("eval", "Play whole episodes with a run's policy, in envs and with seeds of their own.")
+    parser = _parser(
+        "eval",
+        "Play whole episodes with a run's policy, in envs and with seeds of their own. Brackets are 95 % intervals.",
+    )
     _run_arguments(parser)
     parser.add_argument("--episodes", type=int, default=100, help="how many (default: 100)")
+    parser.add_argument("--out", metavar="FILE.json", help="write all scores and the figures of every episode")
+    parser.add_argument("--maps", type=int, metavar="N", help="draw top-down maps of the first N episodes (navigation)")
+    parser.add_argument("--maps-dir", metavar="DIR", help="folder for the maps (default: maps/ in the run folder)")
     options = parser.parse_args(words)
+    from shoal.run.evaluate import check_json
     from shoal.run.train import load_run
+    from shoal.view.maps import Maps
 
+    if options.out:
+        check_json(options.out)
+    maps = None if options.maps is None else Maps(options.maps)
     run = load_run(options.run, options.checkpoint, options.device, options.random, options.load)
-    for line in run.evaluate(options.episodes, options.seed, options.sample).lines():
+    found = run.evaluate(options.episodes, options.seed, options.sample, maps)
+    for line in found.lines():
         print(line)
+    if options.out:
+        print(found.save(options.out))
+    if maps:
+        paths = maps.save(found, options.maps_dir or run.path / "maps")
+        print(f"{len(paths)} map{'s' * (len(paths) > 1)}: {paths[0].parent}")
     return 0
 
 
@@ -114,7 +133,9 @@ def _record(words: list[str]) -> int:
     parser.add_argument("--out", help="file: .mp4, .gif or .png (default: a video in videos/ of the run folder)")
     parser.add_argument("--envs", type=int, help="envs side by side (default: 4; 16 for .png)")
     parser.add_argument("--steps", type=int, help="steps to record (default: 10 s; for .png, the 100 before it)")
-    parser.add_argument("--fps", type=int, help="pictures per second (default: 50; 20 in worlds with places)")
+    parser.add_argument(
+        "--fps", type=int, help="pictures per second (default: 50; 20 in worlds with places, 10 in navigation)"
+    )
     options = parser.parse_args(words)
     from shoal.run.train import load_run
     from shoal.view.video import record
@@ -149,10 +170,10 @@ def _bench(words: list[str]) -> int:
 def _scene(words: list[str]) -> int:
     from shoal.errors import ShoalError, unknown
 
-    parts = {"info": _scene_info, "render": _scene_render}
+    parts = {"info": _scene_info, "render": _scene_render, "episodes": _scene_episodes}
     if not words or words[0] in ("-h", "--help"):
-        print("usage: shoal scene info SCENE ... | shoal scene render SCENE ...\n")
-        print("SCENE is house:SEED, house:SEED@DETAIL, or the path of a .glb, .gltf, .obj or .ply file.")
+        print("usage: shoal scene info SCENE ... | shoal scene render SCENE ... | shoal scene episodes SCENE ...\n")
+        print("SCENE is house:SEED, cabin:SEED, house:SEED@DETAIL, or the path of a .glb, .gltf, .obj or .ply file.")
         return 0
     if words[0] not in parts:
         raise unknown("command", f"scene {words[0]}", [f"scene {part}" for part in parts])
@@ -162,10 +183,12 @@ def _scene(words: list[str]) -> int:
         raise ShoalError("There is not enough memory for this scene.") from None
 
 
-def _scene_arguments(parser) -> None:
-    parser.add_argument(
-        "scene", metavar="SCENE", help="house:SEED, house:SEED@DETAIL, or a .glb, .gltf, .obj, .ply file"
-    )
+def _scene_arguments(parser, several: bool = False) -> None:
+    kinds = "house:SEED, cabin:SEED, house:SEED@DETAIL, or a .glb, .gltf, .obj, .ply file"
+    if several:
+        parser.add_argument("scenes", metavar="SCENE", nargs="+", help=f"{kinds}; house:0-99, or a folder of files")
+    else:
+        parser.add_argument("scene", metavar="SCENE", help=kinds)
     parser.add_argument("--up", default="auto", choices=["auto", "y", "z"], help="the file's upward axis")
     parser.add_argument("--scale", type=float, default=1.0, help="metres per unit of the file (0.01: centimetres)")
 
@@ -205,6 +228,35 @@ def _scene_render(words: list[str]) -> int:
         packed, options.views, size, light=options.light, fov=options.fov, seed=options.seed, device=device
     )
     print(save_sheet(sheet, options.out))
+    return 0
+
+
+def _scene_episodes(words: list[str]) -> int:
+    parser = _parser(
+        "scene episodes", "Draw PointNav episodes by Habitat's rules and write FOLDER/SPLIT/content/SCENE.json.gz."
+    )
+    _scene_arguments(parser, several=True)
+    parser.add_argument("--count", type=int, default=100, help="episodes per scene (default: 100)")
+    parser.add_argument("--split", default="val", help="train, val or another name (default: val)")
+    parser.add_argument("--out", default="episodes", metavar="FOLDER", help="where to (default: episodes)")
+    parser.add_argument("--seed", type=int, default=0, help="which episodes (default: 0)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    options = parser.parse_args(words)
+    from shoal.nav.episodes import make_episodes
+    from shoal.run.config import pick_device
+
+    lines = make_episodes(
+        options.scenes,
+        options.count,
+        options.split,
+        options.out,
+        seed=options.seed,
+        up=options.up,
+        scale=options.scale,
+        device=pick_device(options.device),
+    )
+    for line in lines:
+        print(line, flush=True)
     return 0
 
 

@@ -1,5 +1,6 @@
 """Record once, replay: a function without arguments becomes one CUDA graph after it has run a few times."""
 
+import gc
 from collections.abc import Callable
 
 import torch
@@ -42,6 +43,15 @@ class Graphed:
             torch.cuda.current_stream(self.device).wait_stream(side)
             return
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, self.pool, capture_error_mode="thread_local"):
-            self.function()
+        # Something forgotten that holds device memory or a graph, found by the collector in the middle of a recording,
+        # would spoil it.
+        gc.collect()
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            with torch.cuda.graph(self.graph, self.pool, capture_error_mode="thread_local"):
+                self.function()
+        finally:
+            if collecting:
+                gc.enable()
         self.graph.replay()

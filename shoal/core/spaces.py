@@ -62,7 +62,8 @@ class Box:
     parts: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """Names and shapes of the parts of a flat vector, in order (none: it is one thing).
 
-    Images among them hold 0 to 255, unless `kinds` says otherwise. Parts of one name and shape are frames of the same thing, the newest last.
+    Images among them hold 0 to 255, unless `kinds` says otherwise. Parts of one name and shape are frames of the same
+    thing, the newest last.
     """
     kinds: tuple[tuple[str, str], ...] = ()
     """What parts are, by name (or as a dict), where a network should know more than the shape.

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -173,6 +173,22 @@ class LastEpisode:
     reports: dict[str, torch.Tensor]
 
 
+class Tracks(Protocol):
+    """Follows some envs through an episode each, and draws a map of every one."""
+
+    def follow(self, going: torch.Tensor) -> None:
+        """Look at where the envs are; the flags [env] are those whose episode goes on."""
+        ...
+
+    def size(self, env: int) -> tuple[int, int]:
+        """Width and height of the map of an env [pixels]."""
+        ...
+
+    def draw(self, canvas, env: int, title: str) -> None:
+        """Draw the map of an env on a canvas of shoal.view."""
+        ...
+
+
 class World(ABC):
     """A batch of `num_envs` copies of one environment, stepped together on one device."""
 
@@ -184,6 +200,10 @@ class World(ABC):
     """Where the last reset or step wrote."""
     places: Places | None = None
     """Where agents are, in worlds that play in a square."""
+    picture_size: tuple[int, int] | None = None
+    """Width and height of `picture` [pixels, multiples of 16]; None: the recording's."""
+    picture_rate: int | None = None
+    """Steps per second of a recording that can be followed; None: the recording's."""
     inside: tuple[str, ...] = ()
     """Settings of a run that the world takes as arguments and sees to itself, instead of a wrapper."""
     resumable: bool = True
@@ -256,6 +276,17 @@ class World(ABC):
     def picture(self, canvas, env: int) -> None:
         """Draw env `env` on a canvas of shoal.view; worlds that can be looked at override this."""
         raise ShoalError(f"The world {self.name!r} has no picture; give its class `places` or a `picture` method.")
+
+    def remember(self, memory: dict[str, Any], env: int) -> None:
+        """Keep what later pictures of the episode need; called at every step of a recording, drawn or not."""
+
+    def scenes_of_envs(self) -> list[str] | None:
+        """Names of what each env plays in now, if that differs; None: all alike."""
+        return None
+
+    def tracks(self, envs: int) -> Tracks:
+        """What follows the first `envs` envs and draws maps of them; worlds that have maps override this."""
+        raise ShoalError(f"The world {self.name!r} has no maps; navigation worlds do.")
 
     @property
     def drawable(self) -> bool:

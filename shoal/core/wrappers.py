@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from shoal.core.spaces import Box
-from shoal.core.world import EpisodeStatistics, Group, GroupOutputs, LastEpisode, Outputs, World
+from shoal.core.world import EpisodeStatistics, Group, GroupOutputs, LastEpisode, Outputs, Tracks, World
 from shoal.errors import ShoalError
 
 
@@ -19,6 +20,7 @@ class Wrapper(World):
         self.num_envs = world.num_envs
         self.device = world.device
         self.places = world.places
+        self.picture_size, self.picture_rate = world.picture_size, world.picture_rate
         self.inside, self.resumable, self.on_device = world.inside, world.resumable, world.on_device
         self.groups = tuple(self._group(g) for g in world.groups)
         self._own: Outputs | None = None
@@ -128,6 +130,15 @@ class Wrapper(World):
 
     def picture(self, canvas, env: int) -> None:
         self.world.picture(canvas, env)
+
+    def remember(self, memory: dict[str, Any], env: int) -> None:
+        self.world.remember(memory, env)
+
+    def scenes_of_envs(self) -> list[str] | None:
+        return self.world.scenes_of_envs()
+
+    def tracks(self, envs: int) -> Tracks:
+        return self.world.tracks(envs)
 
     @property
     def drawable(self) -> bool:

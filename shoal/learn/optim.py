@@ -8,6 +8,9 @@ from torch import nn
 ROW = 512
 """Where norms or weight decay tell parameters apart, each of them fills whole rows of this many numbers."""
 
+ALIGNED = 4
+"""Elsewhere it fills a multiple of 16 bytes: compiled code that reads four numbers at once may read any parameter."""
+
 LARGEST_NORM = 10.0
 """Lamb counts the norm of a parameter as at most this."""
 
@@ -39,11 +42,13 @@ class Adam:
     ):
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         device = self.parameters[0].device
-        self.row = ROW if self.by_parameter or weight_decay else 1
+        self.apart = self.by_parameter or weight_decay > 0
+        """Whether parameters are told apart."""
+        self.row = ROW if self.apart else ALIGNED
         rows = [-(-p.numel() // self.row) for p in self.parameters]
         pairs = list(zip(rows, self.parameters, strict=True))
         self._gaps = [torch.zeros(n * self.row - p.numel(), device=device) for n, p in pairs]
-        self.flat = self._joined([p.detach() for p in self.parameters])
+        self.flat = self.joined([p.detach() for p in self.parameters])
         offset = 0
         for n, p in pairs:
             p.data = self.flat[offset : offset + p.numel()].view_as(p)
@@ -55,7 +60,7 @@ class Adam:
         self.bad_steps = torch.zeros((), device=device)
         """Steps refused because the gradient was not finite."""
         self.eps, self.max_norm, self.betas, self.weight_decay = eps, max_norm, betas, weight_decay
-        if self.row > 1:
+        if self.apart:
             self._tell_apart(rows)
         self.reduce: Callable[[torch.Tensor], None] | None = None
         """Averages the gradient over processes, in place; the one place where that happens."""
@@ -74,15 +79,14 @@ class Adam:
         self.is_weight = torch.tensor([p.ndim > 1 for p in self.parameters], device=device)
         """[parameters]: whether it is neither a bias nor a norm nor a scalar."""
 
-    def _joined(self, pieces: list[torch.Tensor]) -> torch.Tensor:
-        if self.row == 1:
-            return torch.cat([piece.reshape(-1) for piece in pieces])
+    def joined(self, pieces: list[torch.Tensor]) -> torch.Tensor:
+        """One for each parameter, as one vector."""
         pairs = zip(pieces, self._gaps, strict=True)
-        return torch.cat([part for piece, gap in pairs for part in (piece.reshape(-1), gap)])
+        return torch.cat([part for piece, gap in pairs for part in (piece.reshape(-1), gap) if part.numel()])
 
     def gradient(self, loss: torch.Tensor) -> torch.Tensor:
         """The gradient of `loss` as one vector; those of several parts of a batch add up."""
-        return self._joined(list(torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)))
+        return self.joined(list(torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)))
 
     def step(self, gradient: torch.Tensor, go: torch.Tensor) -> torch.Tensor:
         """One step down the gradient; returns its norm before clipping."""
@@ -103,7 +107,7 @@ class Adam:
         self.second.add_((g * g - self.second) * ((1.0 - b2) * go))
         steps = self.steps.clamp(min=1.0)
         root = torch.sqrt(self.second / (1.0 - torch.pow(b2, steps))) + self.eps
-        if self.row == 1:
+        if not self.apart:
             size = self.lr * go / (1.0 - torch.pow(b1, steps))
             self.flat.sub_(size * self.first / root)
         else:

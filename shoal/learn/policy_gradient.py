@@ -17,10 +17,7 @@ from shoal.learn.returns import advantage_plan, discounted_plan
 from shoal.learn.rollout import EVERYTHING, Rollout, stacked
 from shoal.policy import ActorCritic, RunningMoments
 
-ACTIVATION_MEMORY = {"cpu": 2**30, "cuda": 2**34}
-"""Bytes that the activations of one pass of an update may take, by kind of device."""
-
-BYTES_PER_ACTIVATION = 12
+BYTES_PER_ACTIVATION = {"fp32": 12, "bf16": 5}
 """What a number between two layers costs in an update: itself, what autograd keeps of it, and its gradient."""
 
 LAMB_DECAY = 0.01
@@ -209,7 +206,8 @@ class PolicyGradient:
             counts=self._counts,
             age=None if rollout.age is None else rollout.age[:-1],
         )
-        limit = ACTIVATION_MEMORY[self.device.type] // (BYTES_PER_ACTIVATION * policy.activations())
+        each = BYTES_PER_ACTIVATION["bf16" if bf16 else "fp32"] * policy.activations()
+        limit = activation_memory(self.device) // each
         self.pass_size = config.pass_size or max(1, limit)
 
         names = (*self.metric_names, "gradient_norm", "explained_variance")
@@ -424,6 +422,11 @@ class PolicyGradient:
         for name, tensor in self.state_dict().items():
             tensor.copy_(state[name])
         self._updates_read = int(self.updates)
+
+
+def activation_memory(device: torch.device) -> int:
+    """Bytes that the activations of one pass of an update may take: a quarter of a GPU, or 1 GiB."""
+    return torch.cuda.get_device_properties(device).total_memory // 4 if device.type == "cuda" else 2**30
 
 
 def _require(name: str, value: Any, good: bool, rule: str) -> None:

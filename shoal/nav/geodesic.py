@@ -11,7 +11,7 @@ import warp as wp
 
 from shoal.core.kernels import meet_block
 from shoal.core.launch import Plan
-from shoal.nav.ground import GroundMemory
+from shoal.nav.ground import GroundMemory, send
 from shoal.nav.walk import Ground, between_cells, can_stand, cell_middle, cell_of, neighbour, on_floor, standing_cell
 
 wp.set_module_options({"enable_backward": False})
@@ -45,11 +45,10 @@ class FieldMemory:
         self._changed = torch.zeros(goals, dtype=torch.int32, device=device)
 
     def solve(self, row: int, goals: torch.Tensor) -> None:
-        """Compute the fields of a row for these goals [goals, 3], on torch's current stream."""
-        self.goal[row].copy_(goals)
+        """Compute the fields of a row for these goals [goals, 3], on torch's current stream; it waits for nothing."""
+        send(self.goal[row], goals)
         ground, device = self.ground.ground, self.ground.device
-        width, depth, storeys = self.ground.size[row].tolist()  # a scene is prepared once
-        cells = width * depth * storeys
+        cells = len(self.ground.found[row].height)
         links, work = wp.from_torch(self._links), wp.from_torch(self._work)
         places = wp.from_torch(self.goal[row], dtype=wp.vec3)
         plan = Plan(device, cells)

@@ -3,24 +3,37 @@
 A cell of a storey is a place where an agent may stand if the floor is not too steep, nothing is lower than the agent is
 high, and walls and furniture are farther away than its radius. `clearance` is the distance to the nearest obstacle, in
 metres; between the cells' middles it is interpolated, so that walls in any direction are smooth to slide along.
+
+A survey is kept on disk beside the prepared scene, and on the host: what is asked of it there waits for no device.
 """
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import astuple, dataclass
+from functools import cache
+from pathlib import Path
 
+import numpy as np
 import torch
 import warp as wp
 
 from shoal.core.launch import Plan, init_warp
 from shoal.core.store import warp_view
 from shoal.errors import ShoalError
+from shoal.nav import walk
 from shoal.nav.walk import NOWHERE, Ground, cell_middle, neighbour
+from shoal.render import cast
 from shoal.render.cast import Hit, Table, Words, face_normal, trace
+from shoal.scene.cache import cached
 from shoal.scene.memory import SceneMemory
+from shoal.scene.pack import Packed
 
 wp.set_module_options({"enable_backward": False})
 
 STOREYS = 4
 """Floors above one another that are told apart."""
+
+STOREY = 3.5
+"""Metres that a storey is high."""
 
 DIRECTIONS = wp.constant(16)
 HEIGHTS = wp.constant(4)
@@ -35,6 +48,12 @@ SLACK = 0.45
 COVERED = 0.25
 """If this part of the floor or more has something above it, the rest is roof or garden and nobody walks there."""
 
+PARTS = ("height", "clearance", "region")
+"""What is found of every cell."""
+
+SMALLEST_REGION = 4.0
+"""Square metres of connected floor that episodes may begin on."""
+
 
 @dataclass(frozen=True)
 class Body:
@@ -48,6 +67,24 @@ class Body:
     """Metres of a step that it can take up or down."""
     slope: float = 45.0
     """Degrees of the steepest floor."""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The ground of one scene, on the host."""
+
+    size: tuple[int, int, int]
+    """Cells along x, along y, and storeys."""
+    origin: np.ndarray
+    """float32 [3]: the corner of least x and y, and the least height."""
+    height: np.ndarray
+    """float32 [cells]: height of the floor, NOWHERE where there is none."""
+    clearance: np.ndarray
+    """float32 [cells]: metres to the nearest obstacle."""
+    region: np.ndarray
+    """int32 [cells]: the connected region, numbered by the first of its cells; -1 where nobody can stand."""
+    area: np.ndarray
+    """float32 [cells]: square metres of the region of that number."""
 
 
 class GroundMemory:
@@ -72,7 +109,7 @@ class GroundMemory:
         self.clearance = make(cells)
         """float32 [rows, cells]: metres to the nearest obstacle, 1 at most; 0 where there is no floor."""
         self.region = make(cells, dtype=torch.int32, value=-1)
-        """int32 [rows, cells]: the connected region, numbered by one of its cells; -1 where nobody can stand."""
+        """int32 [rows, cells]: the connected region, numbered by the first of its cells; -1 where nobody can stand."""
         self.ground = Ground()
         self.ground.cell = cell
         self.ground.radius = self.body.radius
@@ -82,7 +119,8 @@ class GroundMemory:
         self.ground.height = wp.from_torch(self.height)
         self.ground.clearance = wp.from_torch(self.clearance)
         self.ground.region = wp.from_torch(self.region)
-        self.area: dict[int, torch.Tensor] = {}
+        self.found: dict[int, Survey] = {}
+        """Row -> what was found there."""
 
     @staticmethod
     def cells_needed(bounds, cell: float) -> int:
@@ -90,8 +128,16 @@ class GroundMemory:
         width, depth = _grid(bounds, cell)
         return width * depth
 
+    @staticmethod
+    def storeys_in(bounds) -> int:
+        """How many floors may lie above one another in a scene as high as this."""
+        return 1 + int(float(bounds[1][2] - bounds[0][2]) // STOREY)
+
     def survey(self, row: int) -> None:
-        """Find the ground of the scene in a row, on torch's current stream; it waits for the device, once per scene."""
+        """Find the ground of the scene in a row, on torch's current stream; from the cache if it was found before.
+
+        A scene that is in the cache holds up nobody; for another one the host waits for the device, once.
+        """
         scene = self.memory.scene(row)
         if scene is None:
             raise ShoalError(f"Row {row} of the scene memory is empty; there is no ground to find.")
@@ -102,62 +148,119 @@ class GroundMemory:
                 "use larger cells or allow for more of them."
             )
         width, depth = _grid(scene.bounds, self.cell)
-        storeys = max(1, min(STOREYS, self.cells // (width * depth)))
+        size = (width, depth, max(1, min(STOREYS, self.cells // (width * depth))))
         x0, y0, z0 = scene.bounds[0]
-        corner = [x0 - self.cell, y0 - self.cell, z0]
-        self.origin[row] = torch.tensor(corner, dtype=torch.float32)
-        self.size[row] = torch.tensor([width, depth, storeys], dtype=torch.int32)
-        self.height[row] = NOWHERE
-        self.clearance[row] = 0.0
+        origin = np.array([x0 - self.cell, y0 - self.cell, z0], np.float32)
+        send(self.origin[row], torch.from_numpy(origin))
+        send(self.size[row], torch.tensor(size, dtype=torch.int32))
+
+        def find() -> Survey:
+            return self._survey(size, origin, *self._find(row, scene, size))
+
+        def unpack(arrays: dict[str, np.ndarray], _: dict) -> Survey:
+            return self._survey(size, origin, *(arrays[name] for name in PARTS))
+
+        if not scene.key:  # made in memory
+            self.found[row] = find()
+            return
+        # Bits differ from device to device, and runs that are repeated must not.
+        key = _key(scene.key, astuple(self.body), self.cell, size, self.device.type)
+        self.found[row] = cached(key, find, lambda found: ({name: getattr(found, name) for name in PARTS}, {}), unpack)
+        self._place(row)
+
+    def standing(self, row: int, smallest: float = 0.0) -> np.ndarray:
+        """int64 [n]: the cells of a row whose middle an agent can stand on, in regions of `smallest` m² or more."""
+        found = self.found[row]
+        stands = np.flatnonzero((found.clearance >= np.float32(self.body.radius)) & (found.region >= 0))
+        return stands[found.area[found.region[stands]] >= smallest]
+
+    def middles(self, row: int, cells: np.ndarray) -> np.ndarray:
+        """float32 [n, 3]: the middles of cells, on their floor."""
+        found = self.found[row]
+        width, depth, _ = found.size
+        across, along = cells % width, cells // width % depth
+        corner, cell = found.origin[:2], np.float32(self.cell)
+        flat = corner + (np.stack([across, along], 1).astype(np.float32) + np.float32(0.5)) * cell
+        return np.concatenate([flat, found.height[cells, None]], 1)
+
+    def _find(self, row: int, scene: Packed, size: tuple[int, int, int]) -> list[np.ndarray]:
+        """Height, clearance and region of a scene, found on the device and copied to the host."""
+        columns, cells = size[0] * size[1], size[0] * size[1] * size[2]
+        self._clear(row)
         cover = torch.zeros(self.cells, dtype=torch.int32, device=self.device)
-        words = warp_view(self.memory.words, Words)
-        table = wp.from_torch(self.memory.table)
-        total = width * depth
         top = float(scene.bounds[1][2]) + 1.0
-        upright = float(torch.cos(torch.deg2rad(torch.tensor(self.body.slope))))
-        shape = [self.ground, row, words, table]
-        self._plan(find_floors, total, [*shape, top, upright, self.body.height, wp.from_torch(cover)])()
+        upright = float(np.cos(np.radians(np.float32(self.body.slope))))
+        shape = [self.ground, row, warp_view(self.memory.words, Words), wp.from_torch(self.memory.table)]
+        plan = Plan(self.device, cells)
+        sizes = dict(unit=64, block=128)
+        plan.add_kernel(find_floors, columns, [*shape, top, upright, self.body.height, wp.from_torch(cover)], **sizes)
+        plan.add_function(lambda: self._drop_roofs(row, cover))
+        plan.add_kernel(find_obstacles, cells, [*shape, self.body.height], **sizes)
+        plan.add_kernel(find_edges, cells, [self.ground, row], **sizes)
+        plan.add_function(lambda: self._number(row))
+        # On a CPU one thread: Warp's atomic functions are not safe between several there.
+        plan.add_kernel(join_regions, cells, [self.ground, row], unit=cells, block=128)
+        plan.add_kernel(name_regions, cells, [self.ground, row], unit=cells, block=128)
+        plan()
+        bits = torch.stack([getattr(self, name)[row, :cells].view(torch.int32) for name in PARTS])
+        height, clearance, region = bits.cpu().numpy()  # the host waits here for the device
+        return [height.view(np.float32), clearance.view(np.float32), region]
+
+    def _place(self, row: int) -> None:
+        """Copy to the device what has been found before."""
+        cells = len(self.found[row].height)
+        for name in PARTS:
+            send(getattr(self, name)[row, :cells], torch.from_numpy(getattr(self.found[row], name)))
+        self._clear(row, cells)
+
+    def _clear(self, row: int, first: int = 0) -> None:
+        """No floor in a row, from a cell on."""
+        self.height[row, first:] = NOWHERE
+        self.clearance[row, first:] = 0.0
+        self.region[row, first:] = -1
+
+    def _survey(self, size, origin, height: np.ndarray, clearance: np.ndarray, region: np.ndarray) -> Survey:
+        cells = size[0] * size[1] * size[2]
+        for array, kind in ((height, np.float32), (clearance, np.float32), (region, np.int32)):
+            if array.shape != (cells,) or array.dtype != kind:
+                raise ValueError("it is the ground of another scene")
+        area = np.bincount(region[region >= 0], minlength=cells).astype(np.float32) * np.float32(self.cell**2)
+        return Survey(size, origin, height, clearance, region, area)
+
+    def _drop_roofs(self, row: int, cover: torch.Tensor) -> None:
         there = self.height[row] > NOWHERE
         roofed = (cover > 0) & there
-        if float(roofed.sum()) >= COVERED * float(there.sum()):
-            self.height[row] = torch.where(roofed, self.height[row], NOWHERE)
-        self._plan(find_obstacles, total * storeys, [*shape, self.body.height])()
-        self._plan(find_edges, total * storeys, [self.ground, row])()
-        self._label(row, total * storeys)
+        indoors = roofed.sum() >= COVERED * there.sum()
+        self.height[row] = torch.where(roofed | ~indoors, self.height[row], NOWHERE)
 
-    def standing(self, row: int) -> torch.Tensor:
-        """int64 [n]: the cells of a row whose middle an agent can stand on."""
-        clear = self.clearance[row] >= self.body.radius
-        return torch.nonzero(clear & (self.region[row] >= 0)).squeeze(1)
+    def _number(self, row: int) -> None:
+        """Every cell is a region of its own, if some place in it can be stood on.
 
-    def middles(self, row: int, cells: torch.Tensor) -> torch.Tensor:
-        """float32 [n, 3]: the middles of cells, on their floor."""
-        width, depth, _ = self.size[row].tolist()
-        flat = cells % (width * depth)
-        x = self.origin[row, 0] + (flat % width + 0.5) * self.cell
-        y = self.origin[row, 1] + (flat // width + 0.5) * self.cell
-        return torch.stack([x, y, self.height[row, cells]], 1)
-
-    def _plan(self, kernel, count: int, inputs: list) -> Plan:
-        plan = Plan(self.device, count)
-        plan.add_kernel(kernel, count, inputs, unit=64, block=128)
-        return plan
-
-    def _label(self, row: int, count: int) -> None:
-        """Number connected regions: every cell takes the least number among its neighbours', until none changes."""
-        region = self.region[row]
-        # A cell counts if some place in it can be stood on. Less than half a cell of slack: of two neighbours on both
-        # sides of the thinnest wall one is nearer to it than that, so no region leaks through.
+        Less than half a cell of slack: of two neighbours on both sides of the thinnest wall one is nearer to it than
+        that, so no region leaks through.
+        """
         stands = self.clearance[row] >= self.body.radius - SLACK * self.cell
         number = torch.arange(self.cells, dtype=torch.int32, device=self.device)
-        region.copy_(torch.where(stands, number, -1))
-        changed = torch.ones(1, dtype=torch.int32, device=self.device)
-        join = self._plan(join_regions, count, [self.ground, row, wp.from_torch(changed)])
-        while bool(changed.item()):
-            changed.zero_()
-            for _ in range(8):
-                join()
-        self.area[row] = torch.bincount(region[region >= 0].long(), minlength=self.cells) * self.cell**2
+        self.region[row] = torch.where(stands, number, -1)
+
+
+def send(target: torch.Tensor, values: torch.Tensor) -> None:
+    """Copy to the device, on torch's current stream; where the values come from the host, it does not wait."""
+    if target.is_cuda and not values.is_cuda:
+        values = values.pin_memory()
+    target.copy_(values, non_blocking=True)
+
+
+def _key(*parts) -> str:
+    """Of an entry in the cache: changes with all that decides what is found."""
+    return "ground-" + hashlib.sha256(repr((_recipe(), *parts)).encode()).hexdigest()
+
+
+@cache
+def _recipe() -> str:
+    """Changes with the code that finds ground."""
+    code = [Path(path).read_bytes() for path in (__file__, walk.__file__, cast.__file__)]
+    return hashlib.sha256(b"".join(code)).hexdigest()
 
 
 def _grid(bounds, cell: float) -> tuple[int, int]:
@@ -239,21 +342,46 @@ def find_edges(first: int, ground: Ground, row: int):
                 ground.clearance[row, i] = 0.5 * ground.cell
 
 
+@wp.func
+def first_cell(ground: Ground, row: int, i: int) -> int:
+    """The cell that a cell's region is numbered by, as far as it has been joined."""
+    at = int(i)
+    above = ground.region[row, at]
+    while above != at:
+        at = above
+        above = ground.region[row, at]
+    return at
+
+
 @wp.kernel
-def join_regions(first: int, ground: Ground, row: int, changed: wp.array(dtype=int)):
-    """One round of numbering: the least number around, and then the number of the cell of that number."""
+def join_regions(first: int, ground: Ground, row: int):
+    """Join every cell with those beside it: of two regions the one that begins later is hung below the other.
+
+    The number of a region's first cell is its own; all others lead to it, over ever smaller numbers. Whoever finds that
+    another thread has hung the region in between joins with where it hangs now.
+    """
     i = first + wp.tid()
-    mine = ground.region[row, i]
-    if mine >= 0:
-        least = mine
+    if ground.region[row, i] >= 0:
         for k in range(4):
             other = neighbour(ground, row, i, k)
             if other >= 0:
-                theirs = ground.region[row, other]
-                if theirs >= 0:
-                    least = wp.min(least, theirs)
-        least = wp.min(least, ground.region[row, least])
-        if least < mine:
-            ground.region[row, i] = least
-            wp.atomic_min(ground.region, row, mine, least)
-            changed[0] = 1
+                if ground.region[row, other] >= 0:
+                    a = first_cell(ground, row, i)
+                    b = first_cell(ground, row, other)
+                    while a != b:
+                        later = wp.max(a, b)
+                        sooner = wp.min(a, b)
+                        was = wp.atomic_min(ground.region, row, later, sooner)
+                        a = sooner
+                        b = sooner
+                        if was != later:
+                            a = first_cell(ground, row, was)
+                            b = first_cell(ground, row, sooner)
+
+
+@wp.kernel
+def name_regions(first: int, ground: Ground, row: int):
+    """Every cell takes the number of its region's first cell."""
+    i = first + wp.tid()
+    if ground.region[row, i] >= 0:
+        ground.region[row, i] = first_cell(ground, row, i)

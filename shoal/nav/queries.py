@@ -9,7 +9,9 @@ from shoal.core.launch import Plan
 from shoal.errors import ShoalError
 from shoal.nav.geodesic import FieldMemory, distance_at
 from shoal.nav.ground import GroundMemory
-from shoal.nav.walk import Ground, can_stand, clearance_at, standing_cell, walk
+from shoal.nav.maps import TopDown
+from shoal.nav.paths import Floor, field_of, shortest_path
+from shoal.nav.walk import Ground, can_stand, clearance_at, on_floor, standing_cell, walk
 
 wp.set_module_options({"enable_backward": False})
 
@@ -19,7 +21,7 @@ class Pathfinder:
 
     def __init__(self, ground: GroundMemory, row: int = 0):
         self.ground, self.row = ground, row
-        if row not in ground.area:
+        if row not in ground.found:
             ground.survey(row)
 
     def _ask(self, kernel, count: int, inputs: list) -> None:
@@ -62,59 +64,75 @@ class Pathfinder:
     @property
     def cells(self) -> torch.Tensor:
         """float32 [n, 3]: the middles of all cells that an agent can stand on."""
-        return self.ground.middles(self.row, self.ground.standing(self.row))
+        return self._middles(self.ground.standing(self.row))
 
-    def nearest(self, places: torch.Tensor) -> torch.Tensor:
-        """float32 [n, 3]: the nearest places where an agent may stand, to a cell."""
-        cells = self.cells
+    def _middles(self, cells: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(self.ground.middles(self.row, cells)).to(self.ground.device)
+
+    def nearest(self, places: torch.Tensor, smallest: float = 0.0) -> torch.Tensor:
+        """float32 [n, 3]: the nearest places to stand on, to a cell, in regions of `smallest` m² or more."""
+        cells = self._middles(self.ground.standing(self.row, smallest))
         if not len(cells):
             raise ShoalError("There is no walkable floor in this scene.")
         best = [torch.cdist(part.to(cells.device), cells).argmin(1) for part in places.split(1024)]
         there = cells[torch.cat(best)]
-        stands = self.is_navigable(places)
+        area = torch.from_numpy(self.ground.found[self.row].area).to(cells.device)
+        region = self.region(places)
+        stands = (region >= 0) & (area[region] >= smallest)
         return torch.where(stands[:, None], places.to(there.device), there)
+
+    def on_floor(self, places: torch.Tensor) -> torch.Tensor:
+        """float32 [n, 3]: the places at the height of the floor under them, if there is one within a climb."""
+        out = torch.zeros(len(places), 3, device=self.ground.device)
+        self._ask(ask_floor, len(places), [self._places(places), wp.from_torch(out, dtype=wp.vec3)])
+        return out
 
     def random(self, count: int, seed: int = 0, region: int | None = None) -> torch.Tensor:
         """float32 [count, 3]: places drawn evenly from the walkable floor, or from one region of it."""
-        cells = self.cells
+        cells = self.ground.standing(self.row)
         if region is not None:
-            cells = cells[self.ground.region[self.row, self.ground.standing(self.row)] == region]
+            cells = cells[self.ground.found[self.row].region[cells] == region]
         if not len(cells):
             raise ShoalError("There is no walkable floor in this scene.")
         rng = torch.Generator().manual_seed(seed)
-        drawn = torch.randint(len(cells), (count,), generator=rng)
-        return cells[drawn.to(cells.device)]
+        return self._middles(cells[torch.randint(len(cells), (count,), generator=rng).numpy()])
 
     @property
     def main_region(self) -> int:
         """The largest connected region."""
-        area = self.ground.area[self.row]
-        if not bool((area > 0).any()):
+        area = self.ground.found[self.row].area
+        if not area.any():
             raise ShoalError("There is no walkable floor in this scene.")
         return int(area.argmax())
 
     def geodesic(self, places: torch.Tensor, goals: torch.Tensor) -> torch.Tensor:
         """float [n, g]: metres along the floor from each place to each goal; inf where there is no way."""
         fields = FieldMemory(self.ground, len(goals))
-        fields.solve(self.row, goals.to(self.ground.device))
-        out = torch.zeros(len(places), len(goals), device=self.ground.device)
+        fields.solve(self.row, goals)
+        return self.distances(places, fields)
+
+    def distances(self, places: torch.Tensor, fields: FieldMemory) -> torch.Tensor:
+        """float [n, g]: metres along the floor from each place to each goal of fields that have been solved."""
+        out = torch.zeros(len(places), fields.goals, device=self.ground.device)
         field = wp.from_torch(fields.field, dtype=wp.uint16)
         goal = wp.from_torch(fields.goal, dtype=wp.vec3)
         self._ask(ask_distance, len(places), [self._places(places), field, goal, wp.from_torch(out)])
         return out
 
+    def shortest_path(self, place: torch.Tensor, goal: torch.Tensor) -> torch.Tensor | None:
+        """float32 [n, 3]: the corners of the shortest path between two places, on the host; None if there is no way."""
+        fields = FieldMemory(self.ground, 1)
+        fields.solve(self.row, goal[None].to(self.ground.device))
+        ends = place.cpu().numpy(), goal.cpu().numpy()
+        found = shortest_path(Floor.of(self.ground, self.row), field_of(fields, self.row, 0), *ends)
+        return None if found is None else torch.from_numpy(found).float()
+
     def picture(self) -> Image.Image:
-        """The ground from above, x to the right and y up: walkable light, other floor grey, nothing black."""
-        ground, row = self.ground, self.row
-        width, depth, storeys = ground.size[row].tolist()
-        image = np.zeros((depth, width, 3), np.uint8)
-        for s in range(storeys):
-            cells = slice(s * width * depth, (s + 1) * width * depth)
-            floor = (ground.height[row, cells] > -1e5).cpu().numpy().reshape(depth, width)
-            stands = (ground.region[row, cells] >= 0).cpu().numpy().reshape(depth, width)
-            image[floor & (image.sum(2) == 0)] = (70, 70, 74)
-            image[stands] = (205, 220, 205)
-        return Image.fromarray(image[::-1])
+        """The ground from above, a pixel a cell, x to the right and y up: walkable light, other floor grey, none black.
+
+        `shoal.nav.maps.TopDown` draws larger ones.
+        """
+        return Image.fromarray(TopDown.cells(Floor.of(self.ground, self.row)))
 
 
 @wp.kernel
@@ -137,6 +155,13 @@ def ask_region(first: int, ground: Ground, row: int, places: wp.array(dtype=wp.v
     i = first + wp.tid()
     if can_stand(ground, row, places[i]):
         out[i] = ground.region[row, standing_cell(ground, row, places[i])]
+
+
+@wp.kernel
+def ask_floor(first: int, ground: Ground, row: int, places: wp.array(dtype=wp.vec3), out: wp.array(dtype=wp.vec3)):
+    """The place on the floor."""
+    i = first + wp.tid()
+    out[i] = on_floor(ground, row, places[i])
 
 
 @wp.kernel

@@ -1,27 +1,38 @@
 """The site of a navigation world: scenes, their ground, and fields of distance to goals, kept up while it trains."""
 
+from collections.abc import Mapping
+
+import numpy as np
 import torch
 
 from shoal.core.kernels import Whole
 from shoal.errors import ShoalError
+from shoal.nav.episodes import Episodes, check_episodes, check_scenes, scene_name
 from shoal.nav.geodesic import FieldMemory
-from shoal.nav.ground import Body, GroundMemory
+from shoal.nav.ground import SMALLEST_REGION, Body, GroundMemory, send
+from shoal.nav.queries import Pathfinder
 from shoal.scene.pool import ScenePool
-
-SMALLEST_REGION = 4.0
-"""Square metres of connected floor that a scene must have."""
+from shoal.scene.sources import expand
 
 ROOM = 2.5
 """How much larger a later scene may be than the first ones; one that is larger still is left out."""
 
 
 class Site:
-    """A scene pool whose rows are surveyed as they come: ground, places to stand, goals and their fields."""
+    """A scene pool whose rows are surveyed as they come: ground, places to stand, goals and their fields.
+
+    With `episodes`, by the scenes' names, goals and starts are theirs; every scene must have some.
+    """
 
     def __init__(
         self, sources: str | list[str], envs: int, resident: int, goals: int, device: torch.device, seed: int,
         period: int, body: Body, cell: float, limit: int | None, up: str, scale: float,
+        episodes: Mapping[str, Episodes] | None = None,
     ):  # fmt: skip
+        self.episodes = episodes
+        sources = expand(sources)
+        if episodes is not None:
+            check_scenes(episodes, sources)
         self.pool = ScenePool(
             sources, envs, resident, device=device, limit=limit, period=period, seed=seed, up=up, scale=scale
         )
@@ -29,31 +40,59 @@ class Site:
         memory = self.pool.memory
         first = [memory.scene(row) for row in range(memory.rows) if memory.scene(row)]
         cells = max(GroundMemory.cells_needed(scene.bounds, cell) for scene in first)
-        tall = max(float(scene.bounds[1, 2] - scene.bounds[0, 2]) for scene in first)
-        storeys = 1 + int(tall // 3.5)
+        storeys = max(GroundMemory.storeys_in(scene.bounds) for scene in first)
         self.ground = GroundMemory(memory, int(ROOM * cells) * storeys, body, cell)
         self.fields = FieldMemory(self.ground, goals)
         rows = memory.rows
         self.standing = torch.zeros(rows, self.ground.cells, dtype=torch.int32, device=device)
         """int32 [rows, cells]: cells to start from, as many as `standing_count` says."""
         self.standing_count = torch.zeros(rows, dtype=torch.int32, device=device)
-        for row in self.pool.active:
-            self.survey(row)
+        self.episode_count = torch.zeros(rows, dtype=torch.int32, device=device)
+        """int32 [rows]: how many goals, from the first on, are those of an episode with a start of its own."""
+        self.episode_start = torch.zeros(rows, goals, 4, device=device)
+        """float32 [rows, goals, 4]: place and yaw where the episode with that goal begins."""
+        try:
+            for row in self.pool.active:
+                self.survey(row)
+        except ShoalError:
+            self.pool.close()
+            raise
         self.pool.before_use = self.survey
 
     def survey(self, row: int) -> None:
-        """Find the ground of a scene that has come, draw its goals and solve their fields."""
+        """Find the ground of a scene that has come, take or draw its goals and solve their fields."""
         ground = self.ground
         ground.survey(row)
-        stands = ground.standing(row)
-        stands = stands[ground.area[row][ground.region[row, stands].long()] >= SMALLEST_REGION]
+        scene = ground.memory.scene(row)
+        assert scene is not None
+        stands = ground.standing(row, SMALLEST_REGION)
         if not len(stands):
-            scene = ground.memory.scene(row)
-            raise ShoalError(f"{scene.name if scene else 'The scene'} has no walkable floor of {SMALLEST_REGION:g} m².")
-        self.standing[row, : len(stands)] = stands.int()
+            raise ShoalError(f"{scene.name} has no walkable floor of {SMALLEST_REGION:g} m².")
+        send(self.standing[row, : len(stands)], torch.from_numpy(stands.astype(np.int32)))
         self.standing_count[row] = len(stands)
-        drawn = stands[torch.randint(len(stands), (self.fields.goals,), generator=self.rng).to(stands.device)]
-        self.fields.solve(row, ground.middles(row, drawn))
+        if self.episodes is not None:
+            self._take_episodes(row, self.episodes[scene_name(scene.name)])
+            return
+        drawn = torch.randint(len(stands), (self.fields.goals,), generator=self.rng)
+        self.fields.solve(row, torch.from_numpy(ground.middles(row, stands[drawn.numpy()])))
+
+    def _take_episodes(self, row: int, episodes: Episodes) -> None:
+        """Goals and starts from episodes, some of them if there are more than goals; the host waits for the device."""
+        goals, finder = self.fields.goals, Pathfinder(self.ground, row)
+        if len(episodes) > goals:
+            drawn = torch.randperm(len(episodes), generator=self.rng)[:goals].sort().values
+            episodes = episodes.take(drawn.numpy())
+        episodes = check_episodes(finder, episodes)
+        count = len(episodes)
+        starts = torch.from_numpy(episodes.starts)
+        # Fields beyond the episodes repeat theirs.
+        self.fields.solve(row, torch.from_numpy(episodes.goals[np.arange(goals) % count]))
+        far = finder.distances(starts, self.fields).diagonal().cpu().numpy()
+        lost = np.flatnonzero(~np.isfinite(far))
+        if len(lost):
+            episodes.refuse(lost[0], "cannot be played: its way is longer than the 65 m that are measured")
+        send(self.episode_start[row, :count], torch.cat([starts, torch.from_numpy(episodes.yaws)[:, None]], 1))
+        self.episode_count[row] = count
 
     def tables(self) -> dict[str, Whole]:
         """What kernels read by name."""
@@ -64,6 +103,8 @@ class Site:
             "standing_count": Whole(self.standing_count),
             "choice": Whole(self.pool.choice),
             "choices": Whole(self.pool.choices),
+            "episode_count": Whole(self.episode_count),
+            "episode_start": Whole(self.episode_start),
         }
 
     def poll(self) -> None:

@@ -13,13 +13,17 @@ from shoal.core.launch import Plan
 from shoal.core.random import Random, integer, uniform
 from shoal.core.spaces import Box, Discrete
 from shoal.core.store import Field
-from shoal.core.world import Group
+from shoal.core.world import Group, Tracks
+from shoal.nav.episodes import read_episodes
 from shoal.nav.geodesic import distance_at
 from shoal.nav.ground import Body
+from shoal.nav.maps import NavTracks, draw_env, remember_path
 from shoal.nav.site import Site
 from shoal.nav.walk import Ground, cell_middle, walk
 from shoal.render.movers import CAPSULE, NONE, Movers
 from shoal.render.renderer import Renderer
+from shoal.scene.house import BUILDINGS
+from shoal.scene.sources import expand
 
 STOP, FORWARD, LEFT, RIGHT = 0, 1, 2, 3
 
@@ -118,6 +122,7 @@ class NavWorld(KernelWorld):
 
     Config = NavConfig
     resumable = False
+    picture_size, picture_rate = (768, 320), 10
     stops: ClassVar[bool] = True
     """Whether an agent can choose to STOP."""
     goals_shown: ClassVar[bool] = True
@@ -181,7 +186,7 @@ class NavWorld(KernelWorld):
         kinds = dict(field=(torch.int16, (1, 1, 1)), goal_places=(torch.float32, (1, 1, 3)))
         kinds |= dict(standing=(torch.int32, (1, 1)), standing_count=(torch.int32, (1,)))
         kinds |= dict(choice=(torch.int32, (1,)), choices=(torch.int32, (1,)))
-        kinds |= dict(episode_count=(torch.int32, (4096,)), episode_start=(torch.float32, (1, 1, 4)))
+        kinds |= dict(episode_count=(torch.int32, (1,)), episode_start=(torch.float32, (1, 1, 4)))
         for name, (dtype, shape) in kinds.items():
             self._tables[name] = Whole(torch.zeros(shape, dtype=dtype, device=self.device))
 
@@ -198,8 +203,9 @@ class NavWorld(KernelWorld):
         config = self.config
         sources = [s.strip() for s in (config.test_scenes if config.playing else config.scenes).split(",")]
         if config.detail != 1.0:
-            made = ("house:", "cabin:")
+            made = tuple(f"{building}:" for building in BUILDINGS)
             sources = [f"{s}@{config.detail:g}" if s.startswith(made) and "@" not in s else s for s in sources]
+        sources = expand(sources)
         self._site = Site(
             sources,
             self.num_envs,
@@ -213,6 +219,7 @@ class NavWorld(KernelWorld):
             int(config.memory_limit * 1e9) or None,
             config.up,
             config.scale,
+            read_episodes(config.episodes, sources) if config.episodes else None,
         )
         self._tables.update(self._site.tables())
         self._settings["ground"] = self._site.ground.ground
@@ -266,6 +273,22 @@ class NavWorld(KernelWorld):
         if self._site is not None:
             self._site.close()
             self._site = None
+
+    # --- looking on ------------------------------------------------------------------------------------------------
+
+    def picture(self, canvas, env: int) -> None:
+        draw_env(canvas, self, env)
+
+    def remember(self, memory: dict[str, Any], env: int) -> None:
+        remember_path(memory, self, env)
+
+    def scenes_of_envs(self) -> list[str] | None:
+        assert self._site is not None
+        scenes = self._site.pool.memory
+        return [getattr(scenes.scene(row), "name", "?") for row in self.store.row[:, 0].tolist()]
+
+    def tracks(self, envs: int) -> Tracks:
+        return NavTracks(self, envs)
 
     # --- images ----------------------------------------------------------------------------------------------------
 

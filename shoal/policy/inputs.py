@@ -12,7 +12,7 @@ from shoal.errors import ShoalError, unknown
 from shoal.policy.actor_critic import mlp_torso
 from shoal.policy.cnn import ImpalaResNet, NatureCNN, channels_come_last, far, image_size
 from shoal.policy.mlp import Torso
-from shoal.policy.se_resnet import SIZES, SEResNet9, is_picture
+from shoal.policy.se_resnet import SIZES, SEResNet9
 
 CNNS: dict[str, Any] = {"nature": NatureCNN, "impala": ImpalaResNet}
 
@@ -32,7 +32,7 @@ def choose_torso(name: str, group: Group, hidden: tuple[int, ...], activation: s
     """A maker of the torso that a name stands for, given what a group sees.
 
     `auto` is the Nature CNN for images and the MLP for everything else. Where images are parts of a vector, the CNN
-    is for them and the MLP for the rest of it; SE-ResNet9 sees to all parts itself.
+    is for them and the MLP for the rest of it; SE-ResNet9 sees to all parts itself, whether there are images or not.
     """
     if name not in NAMES:
         raise unknown("policy", name, (*NAMES, "FILE.py:NAME"))
@@ -40,7 +40,9 @@ def choose_torso(name: str, group: Group, hidden: tuple[int, ...], activation: s
     images = is_image(seen.shape, frames) or any(is_image(shape) for _, shape in seen.parts)
     if name == "mlp" or (name == "auto" and not images):
         return mlp
-    images = any((is_picture if name in SIZES else is_image)(shape) for _, shape in seen.parts)
+    if name in SIZES and seen.parts:  # with or without images: a blind agent has the same network, less them
+        return lambda shape: SEResNet9(seen, frames, SIZES[name])
+    images = any(is_image(shape) for _, shape in seen.parts)
     if len(seen.shape) != 3 and not images:
         raise ShoalError(
             f"--policy {name} is for images, but group {group.name!r} sees {seen.shape}; use --policy mlp or auto."

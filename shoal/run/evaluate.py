@@ -1,9 +1,12 @@
 """Evaluating: how well a policy does, in envs and with seeds of its own."""
 
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,6 +24,18 @@ EVALUATION_SEED = 1_000_003
 LONGEST = 50_000
 """Steps after which an evaluation of a world without a time limit gives up."""
 
+SCENES_SHOWN = 20
+"""Scenes that are printed, the worst first."""
+
+NORMAL = 1.959964
+"""97.5 % quantile of the normal distribution."""
+
+STUDENT = (12.706205, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.364624, 2.306004, 2.262157)
+"""97.5 % quantiles of Student's distribution with 1, 2, ... degrees of freedom; beyond, a series will do."""
+
+Watch = Callable[[World, torch.Tensor], None]
+"""Looks at a world after its reset and after every step; the flags [env] are the envs whose episode goes on."""
+
 
 @dataclass(frozen=True)
 class Score:
@@ -30,29 +45,98 @@ class Score:
     std: float
     episodes: int
     length: float
+    interval: tuple[float, float] | None = None
+    """95 % confidence interval of the mean, see `confidence`; none where one episode says nothing of it."""
 
     def __str__(self) -> str:
-        return f"mean {self.mean:.2f}  std {self.std:.2f}  episodes {self.episodes}  mean length {self.length:.1f}"
+        around = "" if self.interval is None else " [{:.2f}, {:.2f}]".format(*self.interval)
+        return (
+            f"mean {self.mean:.2f}{around}  std {self.std:.2f}  episodes {self.episodes}  mean length {self.length:.1f}"
+        )
+
+    def short(self, digits: int = 3) -> str:
+        """The mean and its interval."""
+        if self.interval is None:
+            return _number(self.mean, digits)
+        return f"{_number(self.mean, digits)} [{', '.join(_number(end, digits) for end in self.interval)}]"
 
 
 class Evaluation(dict[str, Score]):
-    """Group -> score of its returns; `reports` has the figures that the world reports, by name."""
+    """Group -> score of its returns; `reports` has the figures that the world reports, by name.
 
-    def __init__(self, groups: dict[str, Score], reports: dict[str, Score]):
+    Where envs play in different scenes, `by_scene` has scores of the reports (of the returns, if there are none) for
+    each. `episodes` has the figures of every episode: its env, scene, length, returns and reports.
+    """
+
+    def __init__(
+        self,
+        groups: dict[str, Score],
+        reports: dict[str, Score],
+        by_scene: dict[str, dict[str, Score]] | None = None,
+        episodes: Sequence[Mapping[str, Any]] = (),
+    ):
         super().__init__(groups)
-        self.reports = reports
+        self.reports, self.by_scene, self.episodes = reports, by_scene or {}, list(episodes)
 
     @property
     def mean(self) -> float:
         """Mean return over the groups."""
         return sum(score.mean for score in self.values()) / len(self)
 
-    def lines(self) -> list[str]:
-        """What to print: a line per group and one with the reports."""
-        lines = [f"{name}: {score}" if len(self) > 1 else str(score) for name, score in self.items()]
+    def brief(self) -> list[str]:
+        """What to print while training: a line per group and one with the reports."""
+        lines = self._returns()
         if self.reports:
-            lines.append("  ".join(f"{name} {score.mean:.3g}" for name, score in self.reports.items()))
+            lines.append("  ".join(f"{name} {_number(score.mean)}" for name, score in self.reports.items()))
         return lines
+
+    def lines(self) -> list[str]:
+        """What to print: a line per group, a line per report, and a table of the scenes if there are several.
+
+        Brackets hold 95 % confidence intervals of the mean.
+        """
+        width = max(map(len, self.reports), default=0)
+        reports = [f"{name:{width}}  {score.short()}" for name, score in self.reports.items()]
+        return [*self._returns(), *reports, *self._scenes()]
+
+    def _returns(self) -> list[str]:
+        return [f"{name}: {score}" if len(self) > 1 else str(score) for name, score in self.items()]
+
+    def _scenes(self) -> list[str]:
+        """A table, worst scenes first: by success, or by the first figure there is."""
+        if len(self.by_scene) < 2:
+            return []
+        names = list(next(iter(self.by_scene.values())))
+        by = "success" if "success" in names else names[0]
+        worst = sorted(self.by_scene, key=lambda scene: (self.by_scene[scene][by].mean, scene))
+        rows = [["scene", "episodes", *names]]
+        for scene in worst[:SCENES_SHOWN]:
+            scores = self.by_scene[scene]
+            rows.append([scene, str(scores[by].episodes), *(scores[name].short(2) for name in names)])
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        table = ["  ".join(f"{cell:{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        more = len(worst) - SCENES_SHOWN
+        return ["", f"{len(worst)} scenes, least {by} first:", *table, *([f"and {more} more"] if more > 0 else [])]
+
+    def to_json(self) -> str:
+        """Everything there is, scores and single episodes."""
+        scenes = {scene: _plain(scores) for scene, scores in self.by_scene.items()}
+        whole = dict(groups=_plain(self), reports=_plain(self.reports), scenes=scenes, episodes=self.episodes)
+        return json.dumps(whole, indent=1) + "\n"
+
+    def save(self, path: Path | str) -> Path:
+        """Write everything there is as a .json file."""
+        path = Path(path)
+        check_json(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self.to_json())
+        return path
+
+
+def check_json(path: Path | str) -> None:
+    """Refuse a file for an evaluation that does not end in .json."""
+    if Path(path).suffix != ".json":
+        raise ShoalError(f"An evaluation is written to a .json file, got {Path(path).name!r}.")
 
 
 class RandomPolicy(ActorCritic):
@@ -132,12 +216,13 @@ def evaluate(
     seed: int | None = None,
     sample: bool | None = None,
     stop: Callable[[], bool] = lambda: False,
+    watch: Watch | None = None,
 ) -> Evaluation:
     """Play `episodes` whole episodes, one per env, with policies by group, and score each group.
 
     One episode per env: taking the first ones to finish would favour the short. `sample` draws actions instead of
     taking the likeliest (none: as the run's own evaluations do). `stop` is asked now and then; if it says so, episodes
-    under way count as they stand.
+    under way count as they stand. `watch` looks on.
     """
     if episodes < 1:
         raise ShoalError(f"--episodes must be at least 1, got {episodes}.")
@@ -145,9 +230,12 @@ def evaluate(
         player = Player(
             world, policies, evaluation_seed(job, seed), job.train.eval_sample if sample is None else sample
         )
+        scenes = world.scenes_of_envs()
         finished = torch.zeros(episodes, dtype=torch.bool, device=world.device)
         last = world.last_episode()
         totals = [torch.zeros(episodes, device=world.device) for _ in (*last.returns, *last.reports, "length")]
+        if watch:
+            watch(world, ~finished)
         for step in range(LONGEST):
             player.step()
             out = world.outputs
@@ -157,17 +245,40 @@ def evaluate(
             for value, total in zip(found, totals, strict=True):
                 torch.where(now, value, total, out=total)
             finished |= now
+            if watch:
+                watch(world, ~finished)
             if step % 25 == 24 and (bool(finished.all()) or stop()):  # sync: evaluation may wait
                 break
         else:
             raise ShoalError(
                 f"{job.world}: some episodes were still running after {LONGEST} steps; give it a --time-limit."
             )
-    length = float(totals.pop().mean())
-    scores = [_score(total, length) for total in totals]
-    count = len(last.returns)
-    groups = dict(zip(last.returns, scores[:count], strict=True))
-    return Evaluation(groups, dict(zip(last.reports, scores[count:], strict=True)))
+    *figures, length = torch.stack(totals).double().cpu()
+    returns = dict(zip(last.returns, figures, strict=False))
+    reports = dict(zip(last.reports, figures[len(returns) :], strict=True))
+    return _evaluation(returns, reports, length, scenes)
+
+
+def _evaluation(
+    returns: dict[str, torch.Tensor], reports: dict[str, torch.Tensor], length: torch.Tensor, scenes: list[str] | None
+) -> Evaluation:
+    """Scores of figures [env], over all and by scene."""
+    by_scene = {}
+    for scene in dict.fromkeys(scenes or ()):
+        here = torch.tensor([name == scene for name in scenes or ()])
+        # Whether a figure is a rate is seen over all scenes: in one of them a count may happen to be 0 throughout.
+        figures = (reports or returns).items()
+        by_scene[scene] = {name: _score(x[here], length[here], is_rate(x)) for name, x in figures}
+    rows = []
+    for env in range(len(length)):
+        row: dict[str, Any] = dict(env=env, length=int(length[env]))
+        if scenes is not None:
+            row["scene"] = scenes[env]
+        row["returns"] = {name: float(values[env]) for name, values in returns.items()}
+        row["reports"] = {name: float(values[env]) for name, values in reports.items()}
+        rows.append(row)
+    groups = {name: _score(values, length) for name, values in returns.items()}
+    return Evaluation(groups, {name: _score(values, length) for name, values in reports.items()}, by_scene, rows)
 
 
 def evaluation_seed(job: Job, seed: int | None) -> int:
@@ -175,7 +286,52 @@ def evaluation_seed(job: Job, seed: int | None) -> int:
     return EVALUATION_SEED + (job.train.seed if seed is None else seed)
 
 
-def _score(returns: torch.Tensor, length: float) -> Score:
-    values = returns.double()
+def is_rate(values: torch.Tensor) -> bool:
+    """Whether a figure is 0 or 1 in every episode."""
+    return bool(((values == 0) | (values == 1)).all())
+
+
+def confidence(values: torch.Tensor, rate: bool | None = None) -> tuple[float, float] | None:
+    """95 % confidence interval of the mean of independent episodes; None if there are too few of them.
+
+    Wilson's interval for a rate, a figure that is 0 or 1 in every episode (`rate`; None: as the values say); for any
+    other Student's, the mean +- t s / sqrt(n).
+    """
+    values = values.double()
+    n, mean = values.numel(), float(values.mean())
+    if is_rate(values) if rate is None else rate:
+        z2 = NORMAL**2
+        middle = (mean + z2 / (2 * n)) / (1 + z2 / n)
+        half = NORMAL / (1 + z2 / n) * math.sqrt(mean * (1 - mean) / n + z2 / (4 * n * n))
+        return (0.0 if mean == 0 else middle - half), (1.0 if mean == 1 else middle + half)
+    if n < 2:
+        return None
+    half = student(n - 1) * float(values.std()) / math.sqrt(n)
+    return mean - half, mean + half
+
+
+def student(freedom: int) -> float:
+    """97.5 % quantile of Student's distribution, by its series in 1 / freedom (Abramowitz and Stegun 26.7.5)."""
+    if freedom <= len(STUDENT):
+        return STUDENT[freedom - 1]
+    z, n = NORMAL, float(freedom)
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    fourth = (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160
+    return z + first / n + second / n**2 + third / n**3 + fourth / n**4
+
+
+def _score(values: torch.Tensor, lengths: torch.Tensor, rate: bool | None = None) -> Score:
     std = float(values.std(correction=0))
-    return Score(float(values.mean()), 0.0 if math.isnan(std) else std, values.numel(), length)
+    around = confidence(values, rate)
+    return Score(float(values.mean()), 0.0 if math.isnan(std) else std, values.numel(), float(lengths.mean()), around)
+
+
+def _number(value: float, digits: int = 3) -> str:
+    """A number in few digits, without powers of ten unless it is huge."""
+    return f"{value:.0f}" if 10**digits <= abs(value) < 1e7 else f"{value:.{digits}g}"
+
+
+def _plain(scores: Mapping[str, Score]) -> dict[str, dict[str, Any]]:
+    return {name: vars(score) for name, score in scores.items()}

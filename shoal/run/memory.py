@@ -8,7 +8,7 @@ import torch
 from shoal.core.world import World
 from shoal.core.wrappers import FrameStack, Wrapper
 from shoal.errors import ShoalError
-from shoal.learn.policy_gradient import ACTIVATION_MEMORY, BYTES_PER_ACTIVATION
+from shoal.learn.policy_gradient import BYTES_PER_ACTIVATION, activation_memory
 from shoal.learn.rollout import allocate
 from shoal.policy import ActorCritic
 from shoal.run.build import make_policies, make_world
@@ -95,11 +95,10 @@ def estimate(job: Job, free: int | None = None) -> Estimate:
             per_step = 2 + (memory.alive is not None or memory.acting is not None)
             ordered = (1 if policies[name].state_size else steps) if hasattr(learn, "minibatches") else 0
             rollout += 4 * agents * (steps * per_step + ordered + kept + 1)
-            bytes_each = BYTES_PER_ACTIVATION * numbers
+            bytes_each = BYTES_PER_ACTIVATION[job.train.precision] * numbers
             update = max(update, bytes_each * agents * steps // getattr(learn, "minibatches", 1))
-            update_limit = max(
-                update_limit, learn.pass_size * bytes_each if learn.pass_size else ACTIVATION_MEMORY[kind]
-            )
+            whole = activation_memory(torch.device(job.train.device))
+            update_limit = max(update_limit, learn.pass_size * bytes_each if learn.pass_size else whole)
         acting = max(acting, agents * numbers * BYTES_PER_ACTING)
     return Estimate(
         num_envs=job.train.num_envs,

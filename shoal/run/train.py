@@ -15,7 +15,7 @@ from shoal.policy import ActorCritic
 from shoal.run.build import by_group, make_policies, make_world
 from shoal.run.checkpoint import Checkpoint, compare, load_checkpoint, load_latest
 from shoal.run.config import Job, load_job, make_job, pick_device, to_count
-from shoal.run.evaluate import Evaluation, RandomPolicy, evaluate
+from shoal.run.evaluate import Evaluation, RandomPolicy, Watch, evaluate
 from shoal.run.folder import RunFolder, write_whole
 from shoal.run.groups import loads, parse_load, same_group
 from shoal.run.memory import estimate, out_of_memory
@@ -54,12 +54,14 @@ class Run:
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
 
-    def evaluate(self, episodes: int = 100, seed: int | None = None, sample: bool | None = None) -> Evaluation:
+    def evaluate(
+        self, episodes: int = 100, seed: int | None = None, sample: bool | None = None, watch: Watch | None = None
+    ) -> Evaluation:
         """Whole episodes in fresh envs, scored per group, with the weights that are here.
 
-        After training those are the last ones; `load_run` reads the best.
+        After training those are the last ones; `load_run` reads the best. `watch` looks on: see `shoal.view.maps`.
         """
-        return evaluate(self.job, self.policies, episodes, seed, sample)
+        return evaluate(self.job, self.policies, episodes, seed, sample, watch=watch)
 
 
 def train(world: str, **settings: Any) -> Run:
@@ -283,7 +285,7 @@ class _Session:
             return
         if self.signal is not None:
             return
-        for line in scores.lines():
+        for line in scores.brief():
             self.progress.say(f"evaluation at {self.trainer.steps} env steps: {line}")
         try:
             self.folder.record_score(self.trainer.steps, scores, checkpoint)

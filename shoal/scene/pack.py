@@ -54,6 +54,8 @@ class Packed:
     """Whether any triangle has parts cut out."""
     notes: tuple[str, ...]
     """What was left out or mended while loading."""
+    key: str = ""
+    """Of its content, for the cache; a scene that was made in memory has none."""
 
     @property
     def nbytes(self) -> int:

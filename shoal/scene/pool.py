@@ -111,7 +111,7 @@ class ScenePool:
         self.resident = min(resident, len(self.sources))
         self.period = period if len(self.sources) > self.resident else 0
         self.device = full_device(device)
-        workers = workers or max(1, min(4, cpu_threads() - 1, self.resident))
+        workers = workers or max(1, min(12, cpu_threads() - 1, self.resident))
         self._workshop = Workshop(self._course(seed), up, scale, workers)
         try:
             self._furnish(limit)

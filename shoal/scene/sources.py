@@ -1,7 +1,7 @@
-"""From what a user types to scenes: `house:SEED`, or mesh files; prepared once, and kept on disk."""
+"""From what a user types to scenes: `house:SEED`, `cabin:SEED`, or mesh files; prepared once, and kept on disk."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -12,6 +12,7 @@ import torch
 from shoal.errors import ShoalError, unknown
 from shoal.scene.cache import cached
 from shoal.scene.files import Source
+from shoal.scene.house import BUILDINGS, TEST, TRAIN, make_house
 from shoal.scene.load import ENDINGS, build, content_key
 from shoal.scene.pack import Packed, pack_scene
 from shoal.scene.scene import Scene
@@ -21,41 +22,45 @@ FORMAT = 2
 
 MOST_HOUSES = 10**6
 
-FORMS = "house:SEED (house:SEED@DETAIL) or the path of a .glb, .gltf, .obj or .ply file"
+FORMS = "house:SEED or cabin:SEED (house:SEED@DETAIL), or the path of a .glb, .gltf, .obj or .ply file"
 
 
 def open_scene(source: str, up: str = "auto", scale: float = 1.0) -> Scene:
-    """The scene a user names: `house:SEED` or `house:SEED@DETAIL` is made, anything else is a mesh file."""
-    house = _house(source)
-    if house is None:
+    """The scene a user names: `house:SEED`, `cabin:SEED` or `house:SEED@DETAIL` is made, all else is a mesh file."""
+    made = _building(source)
+    if made is None:
         return build(_file(source), up, scale)
-    from shoal.scene.house import make_house
-
-    return replace(make_house(house[0], detail=house[1]), name=source)
+    building, seed, detail = made
+    return replace(make_house(seed, detail, building), name=source)
 
 
 def prepare(source: str, up: str = "auto", scale: float = 1.0, device: str | torch.device = "cpu") -> Packed:
     """A scene ready for rays, from the cache if it was prepared before; else its tree is built on `device`."""
-    house = _house(source)
-    if house is None:
+    made = _building(source)
+    if made is None:
         file = _file(source)
         key = content_key(file, up, scale, FORMAT)
-        return cached(key, lambda: pack_scene(build(file, up, scale), device), to_arrays, from_arrays)
-    key = f"house-{house[0]}-{house[1]:g}-{_recipe()}"
-    return cached(key, lambda: pack_scene(open_scene(source), device), to_arrays, from_arrays)
+        return _cached(key, lambda: pack_scene(build(file, up, scale), device))
+    building, seed, detail = made
+    key = f"{building}-{seed}-{detail:g}-{_recipe()}"
+    return _cached(key, lambda: pack_scene(open_scene(source), device))
+
+
+def _cached(key: str, make: Callable[[], Packed]) -> Packed:
+    return replace(cached(key, make, to_arrays, from_arrays), key=key)
 
 
 def expand(sources: str | Iterable[str]) -> list[str]:
     """Single sources from several at once: `house:train`, `house:test`, `house:100-199`, or a folder of mesh files.
 
-    A detail may follow each kind of house: `house:train@2`.
+    The same goes for cabins. A detail may follow: `house:train@2`.
     """
     found: list[str] = []
     for source in [sources] if isinstance(sources, str) else sources:
         kind, _, rest = source.partition(":")
-        if kind == "house":
+        if kind in BUILDINGS:
             seeds, at, detail = rest.partition("@")
-            found += [f"house:{seed}{at}{detail}" for seed in _seeds(seeds)]
+            found += [f"{kind}:{seed}{at}{detail}" for seed in _seeds(kind, seeds)]
         elif Path(source).is_dir():
             files = sorted(p for p in Path(source).rglob("*") if p.suffix.lower() in ENDINGS)
             if not files:
@@ -68,40 +73,38 @@ def expand(sources: str | Iterable[str]) -> list[str]:
     return found
 
 
-def _seeds(text: str) -> Iterable[int | str]:
-    from shoal.scene.house import TEST, TRAIN
-
+def _seeds(building: str, text: str) -> Iterable[int | str]:
     if text in ("train", "test"):
         return {"train": TRAIN, "test": TEST}[text]
     first, dash, last = text.partition("-")
     if dash and first.isdigit() and last.isdigit():
         if int(last) < int(first):
-            raise ShoalError(f"house:{text} is empty: {last} comes before {first}.")
+            raise ShoalError(f"{building}:{text} is empty: {last} comes before {first}.")
         if int(last) - int(first) >= MOST_HOUSES:
-            raise ShoalError(f"house:{text} is more than {MOST_HOUSES:,} houses.")
+            raise ShoalError(f"{building}:{text} is more than {MOST_HOUSES:,} {building}s.")
         return range(int(first), int(last) + 1)
     return [text]
 
 
-def _house(source: str) -> tuple[int, float] | None:
-    """Seed and detail of a house, or None for anything else."""
+def _building(source: str) -> tuple[str, int, float] | None:
+    """House or cabin, seed and detail; None for anything else."""
     kind, _, rest = str(source).partition(":")
-    if kind != "house":
+    if kind not in BUILDINGS:
         return None
     seed, at, detail = rest.partition("@")
     if seed in ("train", "test") or "-" in seed.strip("-"):
-        raise ShoalError(f"{source} is many houses; name one of them, such as house:7.")
+        raise ShoalError(f"{source} is many {kind}s; name one of them, such as {kind}:7.")
     if not (seed.isascii() and seed.isdigit() and len(seed) <= 18):
-        raise ShoalError(f"A house needs a seed, a whole number from 0 on, such as house:7, not {seed!r}.")
+        raise ShoalError(f"A {kind} needs a seed, a whole number from 0 on, such as {kind}:7, not {seed!r}.")
     try:
-        return int(seed), float(detail) if at else 1.0
+        return kind, int(seed), float(detail) if at else 1.0
     except ValueError:
-        raise ShoalError(f"The detail of a house is a number such as 2 in house:7@2, not {detail!r}.") from None
+        raise ShoalError(f"The detail of a {kind} is a number such as 2 in {kind}:7@2, not {detail!r}.") from None
 
 
 @cache
 def _recipe() -> str:
-    """Changes with the code that makes houses: a house of an older version is not this one."""
+    """Changes with the code that makes houses and cabins: one of an older version is not this one."""
     code = [path.read_bytes() for path in sorted(Path(__file__).parent.rglob("*.py"))]
     return hashlib.sha256(b"".join(code)).hexdigest()[:16]
 
@@ -113,7 +116,7 @@ def _file(source: str) -> Source:
     if "://" in str(source):
         raise ShoalError(f"{source} is an address; fetch the file and give its path.")
     if colon and len(kind) > 1 and kind.isalpha() and "." not in rest:
-        raise unknown("kind of scene", kind, ["house"])
+        raise unknown("kind of scene", kind, BUILDINGS)
     return Source(source)
 
 
@@ -126,6 +129,7 @@ def to_arrays(packed: Packed) -> tuple[dict[str, np.ndarray], dict]:
         triangles=packed.triangles,
         holes=packed.holes,
         notes=packed.notes,
+        key=packed.key,
     )
     # Integers: where floats are copied, the bits of those that are no numbers are not safe everywhere.
     return {"words": packed.words.view(torch.int32).numpy(), "bounds": packed.bounds, "middle": packed.middle}, meta
@@ -143,4 +147,5 @@ def from_arrays(arrays: dict[str, np.ndarray], meta: dict) -> Packed:
         triangles=meta["triangles"],
         holes=meta["holes"],
         notes=tuple(meta["notes"]),
+        key=meta.get("key", ""),
     )

@@ -23,6 +23,9 @@ COLOURS = {
 
 Point = tuple[float, float]
 
+Part = tuple[float, float, float, float]
+"""A part of a picture: left, top, right and bottom [pixels, from the top left]."""
+
 
 class Canvas:
     """A picture of one env. Lengths are the world's; `view` says which part of it is shown; y points up."""
@@ -38,11 +41,17 @@ class Canvas:
         self.draw = ImageDraw.Draw(self.image)
         self.view(-1.0, 1.0, -1.0, 1.0)
 
-    def view(self, left: float, right: float, bottom: float, top: float) -> None:
-        """Show this part of the world, as large as fits, in the middle."""
-        w, h = self.image.size
-        self.scale = min(w / (right - left), h / (top - bottom))
-        self.origin = (w / 2 - self.scale * (left + right) / 2, h / 2 + self.scale * (bottom + top) / 2)
+    def view(self, left: float, right: float, bottom: float, top: float, part: Part | None = None) -> None:
+        """Show this part of the world, as large as fits, in the middle of the picture or of a part of it."""
+        x0, y0, x1, y1 = self._pixels(part)
+        self.scale = min((x1 - x0) / (right - left), (y1 - y0) / (top - bottom))
+        x, y = (x0 + x1) / 2, (y0 + y1) / 2
+        self.origin = (x - self.scale * (left + right) / 2, y + self.scale * (bottom + top) / 2)
+
+    def _pixels(self, part: Part | None) -> Part:
+        """A part of the picture in pixels of the image that is drawn on."""
+        left, top, right, bottom = part or (0, 0, self.width, self.height)
+        return left * self.smooth, top * self.smooth, right * self.smooth, bottom * self.smooth
 
     def at(self, point: Point) -> Point:
         """Where a point of the world lies in the picture."""
@@ -83,13 +92,13 @@ class Canvas:
         """
         draw_agents(self, size, crowds, step)
 
-    def paste(self, picture: np.ndarray) -> None:
-        """A picture [height, width, 3] of the env's own, as large as fits, in the middle."""
-        w, h = self.image.size
-        scale = min(w / picture.shape[1], h / picture.shape[0])
-        size = round(picture.shape[1] * scale), round(picture.shape[0] * scale)
+    def paste(self, picture: np.ndarray, part: Part | None = None) -> None:
+        """A picture [height, width, 3] of the env's own, as large as fits, in the middle of this one or of a part."""
+        x0, y0, x1, y1 = self._pixels(part)
+        scale = min((x1 - x0) / picture.shape[1], (y1 - y0) / picture.shape[0])
+        w, h = round(picture.shape[1] * scale), round(picture.shape[0] * scale)
         how = Image.Resampling.BOX if scale >= 1 else Image.Resampling.LANCZOS
-        self.image.paste(Image.fromarray(picture).resize(size, how), ((w - size[0]) // 2, (h - size[1]) // 2))
+        self.image.paste(Image.fromarray(picture).resize((w, h), how), (int(x0 + x1 - w) // 2, int(y0 + y1 - h) // 2))
 
     def array(self) -> np.ndarray:
         """The finished picture [height, width, 3]."""

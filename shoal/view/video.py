@@ -45,8 +45,9 @@ def record(
         raise ShoalError(f"A recording ends in .mp4, .gif or .png, got {path.name!r}.")
     still = path.suffix == ".png"
     envs = (STILL_ENVS if still else VIDEO_ENVS) if envs is None else envs
-    flat = world_class(run.job.world).places is not None
-    fps = (SLOW if flat else FAST) if fps is None else fps
+    cls = world_class(run.job.world)
+    usual: int = cls.picture_rate or (FAST if cls.places is None else SLOW)
+    fps = usual if fps is None else fps
     steps = (STILL_STEPS if still else fps * SECONDS) if steps is None else steps
     if envs < 1 or steps < 1 or fps < 1:
         raise ShoalError(f"--envs, --steps and --fps must be at least 1, got {envs}, {steps} and {fps}.")
@@ -65,21 +66,24 @@ def record(
     return path
 
 
-def frames(player: Player, steps: int) -> Iterator[np.ndarray]:
-    """One picture per step, from where the player stands."""
-    memories: list[dict[str, Any]] = [{} for _ in range(player.world.num_envs)]
-    yield contact_sheet(player.world, memories)
-    for _ in range(steps - 1):
-        player.step()
-        out = player.world.outputs
-        for env in (out.terminated | out.truncated).nonzero().flatten().tolist():
-            memories[env].clear()
-        yield contact_sheet(player.world, memories)
+def frames(player: Player, steps: int, last: int | None = None) -> Iterator[np.ndarray]:
+    """One picture per step, from where the player stands; of the `last` steps only, if that is said."""
+    world = player.world
+    memories: list[dict[str, Any]] = [{} for _ in range(world.num_envs)]
+    for step in range(steps):
+        if step:
+            player.step()
+            for env in (world.outputs.terminated | world.outputs.truncated).nonzero().flatten().tolist():
+                memories[env].clear()
+        for env, memory in enumerate(memories):
+            world.remember(memory, env)
+        if last is None or step >= steps - last:
+            yield contact_sheet(world, memories)
 
 
 def contact_sheet(world: World, memories: list[dict[str, Any]] | None = None) -> np.ndarray:
     """All envs of a (small) world in one picture, in rows; `memories` (one per env) go from one picture to the next."""
-    width, height = WIDE if world.places is None else SQUARE
+    width, height = world.picture_size or (WIDE if world.places is None else SQUARE)
     columns = math.ceil(math.sqrt(world.num_envs))
     rows = math.ceil(world.num_envs / columns)
     sheet = np.full((rows * height, columns * width, 3), 250, dtype=np.uint8)
@@ -98,9 +102,7 @@ def _write_still(path: Path, player: Player, steps: int) -> None:
     """What there is after `steps` steps; pictures before that are drawn for their trails alone."""
     from PIL import Image
 
-    for _ in range(steps - TRAIL):
-        player.step()
-    *_, last = frames(player, min(steps, TRAIL) + 1)
+    *_, last = frames(player, steps + 1, TRAIL + 1)
     Image.fromarray(last).save(path)
 
 

@@ -233,7 +233,7 @@ def test_weight_decay_equals_that_of_torch(decay):
     """Decoupled, and for weights alone."""
     mine, theirs = Odd(), Odd()
     adam = make(mine, weight_decay=decay)
-    assert adam.row == (ROW if decay else 1)
+    assert all(p.data_ptr() % 16 == 0 for p in adam.parameters)
     groups = [
         dict(params=[p for p in theirs.parameters() if p.ndim > 1], weight_decay=decay),
         dict(params=[p for p in theirs.parameters() if p.ndim < 2], weight_decay=0.0),

@@ -1,13 +1,19 @@
 """Walkable ground against what is known of simple rooms."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from shoal.errors import ShoalError
-from shoal.nav.ground import Body
-from tests.nav.rooms import box_distance, pathfinder, room
-from tests.scene.shapes import box, quad
+from shoal.nav.ground import SLACK, Body, GroundMemory
+from shoal.scene.cache import read_arrays, save_arrays
+from shoal.scene.memory import SceneMemory
+from shoal.scene.pack import pack_scene
+from shoal.scene.sources import from_arrays, prepare, to_arrays
+from tests.nav.rooms import box_distance, pathfinder, room, write_obj
+from tests.scene.shapes import box, make_scene, quad
 
 BLOCKS = [(3.0, 2.0, 5.0, 4.0, 1.0), (7.0, 0.0, 7.3, 5.0, 2.6)]
 
@@ -83,7 +89,7 @@ def test_storeys_are_joined_by_stairs():
 def test_roofs_are_not_walked_on():
     finder = pathfinder(room(), storeys=4)
     assert not finder.is_navigable(torch.tensor([[5.0, 4.0, 2.6]])).any()
-    assert abs(float(finder.ground.area[0].max()) - 9.8 * 7.8) < 3.0
+    assert abs(float(finder.ground.found[0].area.max()) - 9.8 * 7.8) < 3.0
 
 
 def test_open_ground_has_no_roof_and_is_walked_on():
@@ -146,3 +152,136 @@ def test_a_scene_without_floor_is_refused():
         finder.random(3)
     with pytest.raises(ShoalError, match="no walkable floor"):
         _ = finder.main_region
+
+
+# --- regions ---------------------------------------------------------------------------------------------------------
+
+
+def flooded(ground: GroundMemory) -> np.ndarray:
+    """The regions of row 0, by a flood from every cell in turn."""
+    found = ground.found[0]
+    width, depth, storeys = found.size
+    height = found.height.astype(np.float64).reshape(storeys, depth, width)
+    stands = (found.clearance >= np.float32(ground.body.radius - SLACK * ground.cell)).reshape(height.shape)
+    steps: dict[tuple, list[tuple]] = {tuple(cell): [] for cell in np.argwhere(stands)}
+    for s, y, x in steps:
+        for v, u in ((y, x + 1), (y, x - 1), (y + 1, x), (y - 1, x)):
+            if 0 <= v < depth and 0 <= u < width:
+                rise = np.abs(height[:, v, u] - height[s, y, x])
+                other = (storeys - 1 - int(rise[::-1].argmin()), v, u)  # of equals the last, as the kernel
+                if rise.min() <= ground.body.climb + 1e-3 and stands[other]:
+                    steps[s, y, x].append(other)
+                    steps[other].append((s, y, x))
+    region = np.full(height.shape, -1)
+    for cell in steps:
+        reached = [] if region[cell] >= 0 else [cell]
+        number = np.ravel_multi_index(cell, height.shape)
+        while reached:
+            at = reached.pop()
+            if region[at] < 0:
+                region[at] = number
+                reached += steps[at]
+    return region.reshape(-1)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_regions_are_those_of_a_flood(seed):
+    rng = np.random.default_rng(seed)
+    low = rng.uniform(0, (9, 7), (12, 2))
+    high = low + rng.uniform(0.1, 3.0, (12, 2)) * np.where(rng.random((12, 1)) < 0.5, (1, 0.1), (0.1, 1))
+    boxes = [(*a, *np.minimum(b, (10, 8)), rng.choice([0.15, 0.3, 1.0, 2.6])) for a, b in zip(low, high, strict=True)]
+    ground = pathfinder(room(boxes=boxes), cell=0.2, storeys=2).ground
+    np.testing.assert_array_equal(ground.found[0].region, flooded(ground))
+
+
+def test_regions_over_stairs_are_those_of_a_flood():
+    ground = pathfinder(stairs()[0], storeys=4).ground
+    np.testing.assert_array_equal(ground.found[0].region, flooded(ground))
+
+
+# --- the cache -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def scene(tmp_path, monkeypatch):
+    """A room from a file, and an empty cache."""
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
+    return prepare(write_obj(tmp_path / "room.obj", room((4.0, 3.0), boxes=[(1.0, 1.0, 2.0, 1.5, 1.0)])), up="z")
+
+
+@pytest.fixture
+def finds(monkeypatch):
+    """How often ground was found by casting rays."""
+    calls, real = [], GroundMemory._find
+    monkeypatch.setattr(GroundMemory, "_find", lambda *given: calls.append(given) or real(*given))
+    return calls
+
+
+def survey(scene, body=None, cell=0.1, storeys=1) -> GroundMemory:
+    memory = SceneMemory.holding([scene], "cpu")
+    ground = GroundMemory(memory, GroundMemory.cells_needed(scene.bounds, cell) * storeys + 7, body, cell)
+    for part in (ground.height, ground.clearance, ground.region):
+        part.fill_(5)  # as another scene may leave it
+    ground.survey(0)
+    return ground
+
+
+def same(one: GroundMemory, two: GroundMemory) -> bool:
+    """Whether two grounds are equal in every bit, on the device and on the host."""
+    names = ("height", "clearance", "region", "origin", "size")
+    device = all(torch.equal(getattr(one, n).view(torch.int32), getattr(two, n).view(torch.int32)) for n in names)
+    a, b = vars(one.found[0]), vars(two.found[0])
+    return device and all(np.array_equal(a[n], b[n]) and np.asarray(a[n]).dtype == np.asarray(b[n]).dtype for n in a)
+
+
+def entries(tmp_path):
+    return sorted((tmp_path / "cache").glob("ground-*"))
+
+
+@pytest.mark.parametrize("storeys", [1, 3])
+def test_ground_from_the_cache_is_the_ground_that_was_found(scene, finds, tmp_path, storeys):
+    fresh = survey(replace(scene, key=""), storeys=storeys)
+    assert entries(tmp_path) == [], "a scene that was made in memory is not kept"
+    first, second = survey(scene, storeys=storeys), survey(scene, storeys=storeys)
+    assert len(finds) == 2
+    assert len(entries(tmp_path)) == 1
+    assert same(first, fresh)
+    assert same(second, fresh)
+    np.testing.assert_array_equal(second.standing(0), fresh.standing(0))
+
+
+def test_whatever_changes_the_ground_changes_the_entry(scene, finds):
+    for count, settings in enumerate(
+        [{}, dict(body=Body(radius=0.2)), dict(body=Body(slope=30.0)), dict(cell=0.2), dict(storeys=2)], start=1
+    ):
+        survey(scene, **settings)
+        survey(scene, **settings)
+        assert len(finds) == count
+    survey(replace(scene, key="another"))
+    assert len(finds) == count + 1
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "other", "short"])
+def test_a_damaged_entry_is_found_anew(scene, finds, tmp_path, damage):
+    first = survey(scene)
+    (entry,) = entries(tmp_path)
+    data = entry.read_bytes()
+    if damage == "other":
+        save_arrays(entry, {"a": np.zeros(3)}, {})
+    elif damage == "short":
+        save_arrays(entry, {name: array[:-1] for name, array in read_arrays(entry)[0].items()}, {})
+    else:
+        flipped = data[:-20] + bytes([data[-20] ^ 255]) + data[-19:]
+        entry.write_bytes(dict(flip=flipped, cut=data[: len(data) // 2], empty=b"")[damage])
+    with pytest.warns(UserWarning, match="damaged"):
+        second = survey(scene)
+    assert len(finds) == 2
+    assert same(first, second)
+    assert same(first, survey(scene))
+    assert len(finds) == 2
+
+
+def test_a_scene_keeps_its_key_on_its_way_from_a_worker(scene):
+    assert scene.key
+    assert from_arrays(*to_arrays(scene)).key == scene.key
+    assert pack_scene(make_scene(room())).key == ""

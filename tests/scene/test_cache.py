@@ -214,6 +214,12 @@ def test_where_the_cache_is(monkeypatch, tmp_path):
         ("house:-3", "'-3'"),
         ("house:seven", "'seven'"),
         ("hous:7", "did you mean 'house'"),
+        ("cabn:7", "did you mean 'cabin'"),
+        ("cabin:abc", "A cabin needs a seed.*cabin:7, not 'abc'"),
+        ("cabin:7@x", "detail of a cabin.*cabin:7@2, not 'x'"),
+        ("cabin:7@9", "detail of a cabin must be from 0 to 4, not 9.0"),
+        ("cabin:9-1", "many cabins.*cabin:7"),
+        ("cabin:train", "many cabins.*cabin:7"),
         ("https://example.org/a.glb", "fetch the file"),
         ("", "has no name"),
         ("nowhere/a.glb", "There is no file"),
@@ -227,8 +233,11 @@ def test_names_that_mean_no_scene(source, words, folder):
 def test_houses_are_made_once(folder, monkeypatch):
     first = prepare("house:7@0")
     assert open_scene("house:7@0").triangles.shape[0] >= first.triangles > 1000
-    monkeypatch.setattr("shoal.scene.house.make_house", lambda *_, **__: pytest.fail("it is there"))
+    cabin = prepare("cabin:7@0")
+    assert not same(first, cabin)
+    monkeypatch.setattr(shoal.scene.sources, "make_house", lambda *_, **__: pytest.fail("it is there"))
     assert same(first, prepare("house:7@0"))
+    assert same(cabin, prepare("cabin:7@0"))
     with pytest.raises(ShoalError, match="'fine'"):
         prepare("house:7@fine")
 
@@ -239,8 +248,16 @@ def test_several_scenes_at_once(tmp_path, chair):
     train, test = expand("house:train@0"), expand("house:test@0")
     assert len(train) + len(test) == 10_000
     assert not set(train) & set(test)
+    assert expand("cabin:3-5") == ["cabin:3", "cabin:4", "cabin:5"]
+    assert expand(["cabin:train@0", "cabin:test@0"]) == [name.replace("house", "cabin") for name in train + test]
     assert expand(str(tmp_path)) == [str(chair)]
-    for bad, words in (("house:5-3", "empty"), ([], "No scene"), (str(tmp_path / "none"), "There is no file")):
+    for bad, words in (
+        ("house:5-3", "house:5-3 is empty"),
+        ("cabin:9-1", "cabin:9-1 is empty"),
+        ("cabin:0-9999999", "1,000,000 cabins"),
+        ([], "No scene"),
+        (str(tmp_path / "none"), "There is no file"),
+    ):
         with pytest.raises(ShoalError, match=words):
             prepare(expand(bad)[0])
     (tmp_path / "bare").mkdir()

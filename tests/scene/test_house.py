@@ -1,4 +1,4 @@
-"""Procedural houses: the same for the same seed, closed, labelled, and every room can be reached."""
+"""Procedural houses and cabins: the same for the same seed, closed, labelled, and every room can be reached."""
 
 import hashlib
 import subprocess
@@ -11,12 +11,17 @@ from embreex import rtcore_scene
 from embreex.mesh_construction import TriangleMesh
 
 from shoal.errors import ShoalError
+from shoal.nav.ground import GroundMemory
+from shoal.nav.queries import Pathfinder
+from shoal.scene import SceneMemory
 from shoal.scene.house import HOUSES, KINDS, LABELS, TEST, TRAIN, house_plan, is_test, make_house
 from shoal.scene.house.layout import furnish
-from shoal.scene.house.plan import LARGEST_AREA, SMALLEST_AREA, Plan
+from shoal.scene.house.plan import Plan
+from shoal.scene.house.sketch import AREAS
 from shoal.scene.house.space import regions
 from shoal.scene.house.style import Style, house_taste
 from shoal.scene.house.textures import Look
+from shoal.scene.pack import pack_scene
 from shoal.scene.scene import Scene, check_scene
 
 CELL = 0.05
@@ -144,10 +149,17 @@ def usual() -> list[tuple[Scene, Plan]]:
     return [(make_house(seed), house_plan(seed)) for seed in (3, 9_123)]
 
 
+@pytest.fixture(scope="module")
+def cabins() -> list[tuple[Scene, Plan]]:
+    return [(make_house(seed, 0.0, "cabin"), house_plan(seed, "cabin")) for seed in (*range(5), *range(9_000, 9_005))]
+
+
 def test_a_house_is_the_same_in_another_process():
-    code = "from tests.scene.test_house import *; print(digest(make_house(5, 0.3)))"
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
-    assert other == digest(make_house(5, 0.3))
+    code = (
+        "from tests.scene.test_house import *; print(digest(make_house(5, 0.3)), digest(make_house(5, 0.3, 'cabin')))"
+    )
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert other == [digest(make_house(5, 0.3)), digest(make_house(5, 0.3, "cabin"))]
 
 
 def test_seeds_differ_and_details_share_the_plan():
@@ -169,12 +181,15 @@ def test_seeds_differ_and_details_share_the_plan():
             np.testing.assert_array_equal(texture, other)
 
 
-def test_detail_sets_the_number_of_triangles(coarse, usual):
+def test_detail_sets_the_number_of_triangles(coarse, usual, cabins):
     for scene, _ in coarse:
         assert 2_000 < len(scene.triangles) < 25_000, scene.name
     for scene, _ in usual:
         assert 100_000 < len(scene.triangles) < 250_000, scene.name
     assert len(make_house(4, 2.0).triangles) > 300_000
+    for scene, _ in cabins:
+        assert 800 < len(scene.triangles) < 3_500, scene.name
+    assert 8_000 < len(make_house(4, 1.0, "cabin").triangles) < 45_000
 
 
 def test_a_bad_seed_or_detail_is_named():
@@ -184,7 +199,12 @@ def test_a_bad_seed_or_detail_is_named():
         house_plan(0.5)  # type: ignore[arg-type]
     with pytest.raises(ShoalError, match="detail"):
         make_house(0, -0.1)
+    with pytest.raises(ShoalError, match="A cabin's seed must be a whole number from 0, not -1"):
+        make_house(-1, 0.0, "cabin")
+    with pytest.raises(ShoalError, match="did you mean 'cabin'"):
+        make_house(1, 0.0, "cabn")
     assert make_house(123_456_789, 0.0).name == "house:123456789"
+    assert make_house(7, 0.0, "cabin").name == "cabin:7"
 
 
 def test_train_and_test_are_apart():
@@ -195,8 +215,8 @@ def test_train_and_test_are_apart():
     assert not is_test(HOUSES)
 
 
-def test_scenes_are_sound_and_labelled(coarse, usual):
-    for scene, plan in (*coarse, *usual):
+def test_scenes_are_sound_and_labelled(coarse, usual, cabins):
+    for scene, plan in (*coarse, *usual, *cabins):
         check_scene(scene)
         assert scene.labels == LABELS
         assert (scene.semantic > 0).all()
@@ -214,7 +234,7 @@ def test_scenes_are_sound_and_labelled(coarse, usual):
 def test_plans_are_varied_and_of_the_promised_size():
     plans = [house_plan(seed) for seed in range(40)]
     for plan in plans:
-        assert SMALLEST_AREA <= plan.area <= LARGEST_AREA
+        assert AREAS["house"][0] <= plan.area <= AREAS["house"][1]
         assert 4 <= len(plan.rooms) <= 12
         kinds = [zone.kind for room in plan.rooms for zone in room.zones]
         assert {"living", "kitchen", "bath", "bedroom"} <= set(kinds)
@@ -228,6 +248,37 @@ def test_plans_are_varied_and_of_the_promised_size():
         assert len(linked) == len(plan.rooms)
     assert len({len(plan.rooms) for plan in plans}) > 4
     assert max(plan.area for plan in plans) > 1.8 * min(plan.area for plan in plans)
+
+
+def test_cabins_have_one_room_or_two_with_a_door_between_them():
+    plans = [house_plan(seed, "cabin") for seed in range(60)]
+    for plan in plans:
+        assert all(12.0 <= room.area <= 30.0 for room in plan.rooms)
+        assert len(plan.doors) == len(plan.rooms) - 1
+        assert all(set(door.rooms) == {0, 1} and door.high - door.low > 0.8 for door in plan.doors)
+        entrance, *more = [opening for opening in plan.openings if opening.kind == "entrance"]
+        assert not more
+        assert set(entrance.rooms) == {-1, 0}
+        windows = [opening for opening in plan.openings if opening.kind == "window"]
+        assert {max(window.rooms) for window in windows} == set(range(len(plan.rooms)))
+    assert 0.3 < np.mean([len(plan.rooms) == 2 for plan in plans]) < 0.7
+    kinds = {room.kind for plan in plans for room in plan.rooms}
+    assert kinds == {"living", "dining", "kitchen", "bedroom", "study"}
+
+
+def test_the_floor_of_a_cabin_is_connected(cabins):
+    for scene, plan in cabins:
+        packed = pack_scene(scene)
+        ground = GroundMemory(SceneMemory.holding([packed], "cpu"), GroundMemory.cells_needed(packed.bounds, 0.1))
+        finder = Pathfinder(ground)
+        cells = finder.cells.numpy()
+        main = (ground.region[0, ground.standing(0)] == finder.main_region).numpy()
+        low = cells[:, 2] < 0.2  # What lies higher is furniture.
+        rooms = np.where(low, [plan.room_at(x, y) for x, y, _ in cells], -1)
+        share = main[rooms >= 0].mean()
+        assert share > 0.7, f"{scene.name}: only {share:.0%} of the floor is connected"
+        assert (main & (rooms >= 0)).sum() * ground.cell**2 > 5.0, scene.name
+        assert set(rooms[main & (rooms >= 0)]) == set(range(len(plan.rooms))), f"{scene.name}: a room is shut"
 
 
 def test_regions_are_those_that_a_queue_finds():
@@ -250,8 +301,9 @@ def test_every_room_can_be_reached(coarse, usual, points):
         assert sum(free * share for _, free, share in report) > 0.98 * total, scene.name
 
 
-def test_doorways_are_clear(coarse, usual, points):
-    for (scene, plan), solid in zip((*coarse, *usual), points, strict=True):
+def test_doorways_are_clear(coarse, usual, cabins, points):
+    solids = [*points, *(solid_points(scene) for scene, _ in cabins)]
+    for (scene, plan), solid in zip((*coarse, *usual, *cabins), solids, strict=True):
         for door in plan.doors:
             across, along = np.abs(solid[:, door.axis] - door.at), solid[:, 1 - door.axis]
             # Within the frame, and 0.6 m on both sides of the wall.
@@ -259,10 +311,10 @@ def test_doorways_are_clear(coarse, usual, points):
             assert not inside.any(), f"{scene.name}: a door is blocked at {solid[inside][:1]}"
 
 
-def test_floors_cover_the_rooms_and_no_ray_escapes(coarse, usual):
+def test_floors_cover_the_rooms_and_no_ray_escapes(coarse, usual, cabins):
     rng = np.random.default_rng(0)
     solid = np.isin(LABELS, ["floor"])
-    for scene, plan in (*coarse[::3], *usual[:1]):
+    for scene, plan in (*coarse[::3], *usual[:1], *cabins[::2]):
         cast = caster(scene)
         points = []
         for room in plan.rooms:

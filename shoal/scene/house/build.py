@@ -1,33 +1,35 @@
-"""Procedural houses: `house:SEED` is a furnished home of several rooms, the same in every process.
+"""Procedural houses: `house:SEED` is a furnished home of several rooms, `cabin:SEED` one or two rooms of such a home.
 
-Seeds 0 to 9,999 are the official houses; the last thousand of them are for tests only. Any other seed works as well.
+They are the same in every process. Seeds 0 to 9,999 are the official ones; the last thousand of them are for tests
+only. Any other seed works as well.
 """
 
 from collections.abc import Callable
 
 import numpy as np
 
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, unknown
 from shoal.scene.house import decor, fixtures, furniture
 from shoal.scene.house.layout import furnish
 from shoal.scene.house.plan import Plan
 from shoal.scene.house.plan import house_plan as _plan
 from shoal.scene.house.shapes import Mesh, normals
 from shoal.scene.house.shell import door_leaf, shell
+from shoal.scene.house.sketch import BUILDINGS
 from shoal.scene.house.space import Item
 from shoal.scene.house.style import Style, Taste, house_taste
 from shoal.scene.house.textures import SIZE, Look, house_materials
 from shoal.scene.scene import Scene, check_scene
 
 HOUSES = 10_000
-"""How many official houses there are: seeds 0 to 9,999."""
+"""How many official houses there are, and cabins: seeds 0 to 9,999."""
 TRAIN = range(9_000)
-"""Seeds of houses to train in."""
+"""Seeds of houses and cabins to train in."""
 TEST = range(9_000, HOUSES)
-"""Seeds of houses to test in; no training run sees them."""
+"""Seeds of houses and cabins to test in; no training run sees them."""
 
 _FINE = ((0.0, 0.02), (0.25, 0.33), (1.0, 0.77), (2.0, 1.36), (3.0, 1.9), (4.0, 2.4))
-"""Detail and the fineness that it stands for in a house of 120 square metres; interpolated in between."""
+"""Detail and the fineness that it stands for in a house of 120 square metres and in any cabin; interpolated."""
 
 
 def _leaf(size, style: Style) -> Mesh:
@@ -95,24 +97,32 @@ LABELS = (
 
 
 def is_test(seed: int) -> bool:
-    """Whether this house is one of those that only tests may use."""
+    """Whether this house or cabin is one of those that only tests may use."""
     return seed in TEST
 
 
-def house_plan(seed: int) -> Plan:
-    """The floor plan of house `seed`: rooms, walls, doors and windows."""
-    return _plan(_checked(seed))
+def house_plan(seed: int, building: str = "house") -> Plan:
+    """The floor plan of house or cabin `seed`: rooms, walls, doors and windows."""
+    if building not in BUILDINGS:
+        raise unknown("building", building, BUILDINGS)
+    if seed != int(seed) or not 0 <= seed < 1 << 63:
+        raise ShoalError(
+            f"A {building}'s seed must be a whole number from 0, not {seed!r}; 0 to {HOUSES - 1} are official."
+        )
+    return _plan(int(seed), building)
 
 
-def make_house(seed: int, detail: float = 1.0) -> Scene:
-    """House `seed` as a scene: detail 0 has about 10,000 triangles, 1 about 165,000, 2 over 350,000, 3 over 650,000."""
+def make_house(seed: int, detail: float = 1.0, building: str = "house") -> Scene:
+    """House `seed` as a scene: detail 0 has about 10,000 triangles, 1 about 165,000, 2 over 350,000, 3 over 650,000.
+
+    A cabin has fewer, as it is smaller.
+    """
+    plan = house_plan(seed, building)
     if not 0.0 <= detail <= 4.0:
-        raise ShoalError(f"The detail of a house must be from 0 to 4, not {detail!r}; 1 is usual.")
-    seed = _checked(seed)
-    plan = _plan(seed)
+        raise ShoalError(f"The detail of a {building} must be from 0 to 4, not {detail!r}; 1 is usual.")
     items = furnish(plan)
-    fine = _fineness(detail, plan.area)
-    rng = _stream(seed, 3)
+    fine = _fineness(detail, plan)
+    rng = _stream(plan.seed, 3)
     taste = house_taste(rng)
     parts = shell(plan, rng, fine)
     made: dict[tuple, Mesh] = {}
@@ -121,22 +131,17 @@ def make_house(seed: int, detail: float = 1.0) -> Scene:
         if key not in made:
             made[key] = _made(item, fine, taste)
         parts.append((KINDS[item.kind][1], made[key].moved((item.x, item.y, item.z), item.yaw)))
-    return check_scene(_assembled(seed, parts))
-
-
-def _checked(seed: int) -> int:
-    if seed != int(seed) or not 0 <= seed < 1 << 63:
-        raise ShoalError(f"A house's seed must be a whole number from 0, not {seed!r}; 0 to {HOUSES - 1} are official.")
-    return int(seed)
+    return check_scene(_assembled(plan, parts))
 
 
 def _stream(seed: int, stream: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=np.array([seed, stream], np.uint64)))
 
 
-def _fineness(detail: float, area: float) -> float:
+def _fineness(detail: float, plan: Plan) -> float:
+    fine = float(np.interp(detail, *zip(*_FINE, strict=True)))
     # Triangles grow with about area^0.93 fine^1.65: small houses are made finer, so that all have about as many.
-    return float(np.interp(detail, *zip(*_FINE, strict=True))) * (120.0 / area) ** 0.45
+    return fine * (120.0 / plan.area) ** 0.45 if plan.building == "house" else fine
 
 
 def _made(item: Item, fine: float, taste: Taste) -> Mesh:
@@ -144,7 +149,7 @@ def _made(item: Item, fine: float, taste: Taste) -> Mesh:
     return KINDS[item.kind][0](item.size, Style(_stream(item.style, 1 << 32), fine, taste))
 
 
-def _assembled(seed: int, parts: list[tuple[str, Mesh]]) -> Scene:
+def _assembled(plan: Plan, parts: list[tuple[str, Mesh]]) -> Scene:
     counts = [len(mesh.triangles) for _, mesh in parts]
     starts = np.cumsum([0] + [len(mesh.vertices) for _, mesh in parts[:-1]]).astype(np.int32)
     look = np.concatenate([mesh.look for _, mesh in parts])
@@ -160,9 +165,9 @@ def _assembled(seed: int, parts: list[tuple[str, Mesh]]) -> Scene:
     # Where a grid runs into a point, triangles have no area; nothing can see them.
     keep = np.einsum("td,td->t", normal, normal) > 1e-16
     triangles, look = triangles[keep].astype(np.int32), look[keep].astype(np.int32)
-    materials, textures = house_materials(seed, np.unique(look).tolist())
+    materials, textures = house_materials(plan.seed, np.unique(look).tolist())
     return Scene(
-        name=f"house:{seed}",
+        name=f"{plan.building}:{plan.seed}",
         vertices=vertices,
         triangles=triangles,
         uv=uv[keep],

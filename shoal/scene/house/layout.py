@@ -6,6 +6,12 @@ from shoal.scene.house.plan import CENTRAL, Plan, Wall, Zone
 from shoal.scene.house.shell import LINING
 from shoal.scene.house.space import Item, Space, facing
 
+CABIN = {
+    "armchair": 1, "bookshelf": 1, "chair": 2, "plant": 1, "wall_cupboard": 2,
+    "books": 0, "clock": 0, "fruit": 0, "table_lamp": 0, "tableware": 0, "vase": 0,
+}  # fmt: skip
+"""How many of a kind a cabin's room has at most, so that it has few triangles. Nothing stands on any of these."""
+
 
 def furnish(plan: Plan) -> list[Item]:
     """All furniture of the house, in its place; no fineness is involved, so every detail has the same rooms."""
@@ -16,7 +22,16 @@ def furnish(plan: Plan) -> list[Item]:
         for zone in space.room.zones:
             _ARRANGE[zone.kind](space, zone)
         _common(space)
-    return [item for space in spaces for item in space.items]
+    return [item for space in spaces for item in (_few(space.items) if plan.building == "cabin" else space.items)]
+
+
+def _few(items: list[Item]) -> list[Item]:
+    """Without what is too much for a cabin's room."""
+    kept: list[Item] = []
+    for item in items:
+        if sum(other.kind == item.kind for other in kept) < CABIN.get(item.kind, len(items)):
+            kept.append(item)
+    return kept
 
 
 def _area(zone: Zone) -> float:

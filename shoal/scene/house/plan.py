@@ -9,14 +9,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from shoal.scene.house.sketch import STEP, Rect, Space, sketch
+from shoal.scene.house.sketch import AREAS, STEP, Rect, Space, sketch
 
 HALF_WALL = 0.06
 """Half the thickness of an inner wall, metres."""
 OUTER_WALL = 0.2
 """How far outer walls reach outwards from their line, metres."""
-SMALLEST_AREA, LARGEST_AREA = 60.0, 250.0
-"""Square metres of a house."""
 
 CENTRAL = ("corridor", "hall")
 WORLDLY = ("living", "dining", "kitchen")
@@ -91,6 +89,8 @@ class Wall:
 class Plan:
     """A floor plan: rooms, their walls' faces, and the openings between them."""
 
+    building: str
+    """"house" or "cabin"."""
     seed: int
     height: float
     """From floor to ceiling, metres."""
@@ -123,12 +123,12 @@ class Plan:
         return -1
 
 
-def house_plan(seed: int) -> Plan:
-    """The floor plan of house `seed`."""
+def house_plan(seed: int, building: str = "house") -> Plan:
+    """The floor plan of the house or cabin `seed`."""
     rng = np.random.Generator(np.random.Philox(key=np.array([seed, 1], np.uint64)))
     while True:
-        spaces = sketch(rng)
-        plan = _drawn(seed, rng, spaces) if spaces else None
+        spaces = sketch(rng, building)
+        plan = _drawn(building, seed, rng, spaces) if spaces else None
         if plan:
             return plan
 
@@ -148,12 +148,12 @@ class _Run:
     high: int
 
 
-def _drawn(seed: int, rng: np.random.Generator, spaces: list[Space]) -> Plan | None:
+def _drawn(building: str, seed: int, rng: np.random.Generator, spaces: list[Space]) -> Plan | None:
     units = [
         (kind, [tuple(round(v / STEP) * round(STEP * 1000) for v in rect) for rect in rects]) for kind, rects in spaces
     ]
     area = sum((x1 - x0) * (y1 - y0) for _, rects in units for x0, y0, x1, y1 in rects) / 1e6
-    if not SMALLEST_AREA <= area <= LARGEST_AREA:
+    if not AREAS[building][0] <= area <= AREAS[building][1]:
         return None
     xs, ys = (np.unique([rect[k] for _, rects in units for rect in rects for k in (axis, axis + 2)]) for axis in (0, 1))
     cells = np.full((len(xs) + 1, len(ys) + 1), _OUTSIDE)
@@ -162,7 +162,9 @@ def _drawn(seed: int, rng: np.random.Generator, spaces: list[Space]) -> Plan | N
             i0, i1 = np.searchsorted(xs, (x0, x1))
             j0, j1 = np.searchsorted(ys, (y0, y1))
             cells[i0 + 1 : i1 + 1, j0 + 1 : j1 + 1] = number
-    groups = _opened(rng, [kind for kind, _ in units], _runs(cells, xs, ys))
+    groups = [[k] for k in range(len(units))]
+    if building == "house":
+        groups = _opened(rng, [kind for kind, _ in units], _runs(cells, xs, ys))
     lookup = np.full(len(units) + 1, _OUTSIDE)  # The last entry stands for outside, -1.
     for number, group in enumerate(groups):
         lookup[group] = number
@@ -170,10 +172,15 @@ def _drawn(seed: int, rng: np.random.Generator, spaces: list[Space]) -> Plan | N
     kinds = [[units[k][0] for k in group] for group in groups]
     runs = _runs(cells, xs, ys)
     doors = _doors(rng, kinds, runs)
-    entrance = _entrance(rng, kinds, runs) if doors else None
+    entrance = _entrance(rng, kinds, runs) if doors is not None else None
     if doors is None or entrance is None:
         return None
     windows = [window for run in runs for window in _windows(rng, kinds, run, entrance)]
+    if building == "cabin":
+        # Two in all; with outer walls all around it would have more than a house's rooms.
+        windows = _some(rng, windows, 2 // len(groups))
+        if len(windows) < 2:
+            return None
     fine_x, fine_y, fine = _fine(cells, xs, ys)
     rooms = []
     names: dict[str, int] = {}
@@ -184,6 +191,7 @@ def _drawn(seed: int, rng: np.random.Generator, spaces: list[Space]) -> Plan | N
         rects = _rectangles(fine == number, fine_x, fine_y)
         rooms.append(Room(f"{kind} {names[kind]}", tuple(zones), tuple(_metres(rect) for rect in rects)))
     return Plan(
+        building=building,
         seed=seed,
         height=round(float(rng.uniform(2.45, 2.8)), 2),
         rooms=tuple(rooms),
@@ -249,7 +257,7 @@ def _cost(through: str, to: str) -> float:
 def _doors(rng: np.random.Generator, kinds: list[list[str]], runs: list[_Run]) -> list[Opening] | None:
     """Doors that reach every room on the least odd way, and some more; None when a way would be too odd."""
     inner = [run for run in runs if min(run.rooms) >= 0 and run.high - run.low >= 1200]
-    best = [0.0 if any(kind in CENTRAL for kind in group) else np.inf for group in kinds]
+    best = [0.0] + [np.inf] * (len(kinds) - 1)
     way: list[_Run | None] = [None] * len(kinds)
     for _ in kinds:
         for run in inner:
@@ -293,8 +301,9 @@ def _opening(rng: np.random.Generator, run: _Run, kind: str, width: int, bottom:
 
 def _entrance(rng: np.random.Generator, kinds: list[list[str]], runs: list[_Run]) -> Opening | None:
     outer = [run for run in runs if min(run.rooms) == _OUTSIDE and run.high - run.low >= 1300]
-    for wanted in (CENTRAL, WORLDLY):
-        fit = [run for run in outer if any(kind in wanted for kind in kinds[max(run.rooms)])]
+    worldly = [number for number, group in enumerate(kinds) if any(kind in WORLDLY for kind in group)]
+    for wanted in ([0], worldly):
+        fit = [run for run in outer if max(run.rooms) in wanted]
         if fit:
             return _opening(rng, fit[int(rng.integers(len(fit)))], "entrance", 950, 0, 2100)
     return None
@@ -321,6 +330,15 @@ def _windows(rng: np.random.Generator, kinds: list[list[str]], run: _Run, entran
             continue
         windows.append(Opening("window", run.rooms, run.axis, run.at / 1000, low, high, bottom / 1000, top / 1000))
     return windows
+
+
+def _some(rng: np.random.Generator, windows: list[Opening], most: int) -> list[Opening]:
+    """The windows, but no more than so many in any room."""
+    kept: list[Opening] = []
+    for k in rng.permutation(len(windows)):
+        if sum(max(window.rooms) == max(windows[k].rooms) for window in kept) < most:
+            kept.append(windows[k])
+    return kept
 
 
 def _fine(cells: np.ndarray, xs: np.ndarray, ys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

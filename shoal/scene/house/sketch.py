@@ -1,6 +1,11 @@
 """Sketches of floor plans: which rooms a house has and which rectangles they fill, before walls and doors are drawn."""
 
+from collections.abc import Callable
+
 import numpy as np
+
+BUILDINGS = ("house", "cabin")
+"""What is built: a home of several rooms, or a cabin of one or two for small machines and tests."""
 
 STEP = 0.2
 """Metres between the lines on which the middles of walls lie."""
@@ -9,7 +14,10 @@ Rect = tuple[float, float, float, float]
 """The least x and y and the greatest x and y, metres."""
 
 Space = tuple[str, list[Rect]]
-"""A kind of room and its rectangles, wall middle to wall middle."""
+"""A kind of room and its rectangles, wall middle to wall middle. People come in through the first space of a sketch."""
+
+Shape = Callable[[np.random.Generator, list[str]], list[Space] | None]
+"""A way to put kinds of rooms together."""
 
 AREA = {
     "living": (18, 34), "kitchen": (9, 16), "bedroom": (10.5, 18), "bath": (5, 8.5), "study": (8.5, 13),
@@ -18,19 +26,34 @@ AREA = {
 """Wanted square metres by kind of room."""
 NARROWEST = {"living": 3.4, "kitchen": 2.6, "bedroom": 2.8, "bath": 1.8, "study": 2.6, "dining": 2.8, "storage": 1.6}
 """Metres between the middles of opposite walls, at least."""
+AREAS = {"house": (60.0, 250.0), "cabin": (13.0, 34.0)}
+"""Least and most square metres of a building, wall middle to wall middle."""
+CABIN_ROOM = (13.0, 30.0)
+"""Least and most of a cabin's room: 12 to 30 between the walls."""
+CABIN_AREA = {"living": (15, 30), "dining": (13, 20), "kitchen": (13, 18), "bedroom": (13, 20), "study": (13, 17)}
+"""Wanted square metres of a cabin's rooms; of two, people come in through the one that stands first here."""
 
 
-def sketch(rng: np.random.Generator) -> list[Space] | None:
-    """Rooms that tile a house, or None where this draw did not work out."""
-    kinds = _programme(rng)
-    draw = rng.random()
-    shape = _around if draw > 0.75 else (_angle if len(kinds) >= 7 and draw < 0.35 else _spine)
+def sketch(rng: np.random.Generator, building: str = "house") -> list[Space] | None:
+    """Rooms that tile a building, or None where this draw did not work out."""
+    kinds, shape = _cabin(rng) if building == "cabin" else _house(rng)
     # Several tries at one idea: else the shapes that seldom work out would be rarer than they are drawn.
     for _ in range(60):
         spaces = shape(rng, kinds)
         if spaces is not None:
             return _mirrored(rng, spaces)
     return None
+
+
+def _house(rng: np.random.Generator) -> tuple[list[str], Shape]:
+    kinds = _programme(rng)
+    draw = rng.random()
+    return kinds, _around if draw > 0.75 else (_angle if len(kinds) >= 7 and draw < 0.35 else _spine)
+
+
+def _cabin(rng: np.random.Generator) -> tuple[list[str], Shape]:
+    count, kinds = 1 + int(rng.integers(2)), list(CABIN_AREA)
+    return [kinds[k] for k in sorted(rng.permutation(len(kinds))[:count])], _side_by_side
 
 
 def _snap(value: float) -> float:
@@ -54,18 +77,18 @@ def _columns(rng: np.random.Generator, kinds: list[str]) -> list[list[str]]:
     return [columns[k] for k in rng.permutation(len(columns))]
 
 
-def _wanted(rng: np.random.Generator, kind: str) -> float:
-    return float(rng.uniform(*AREA[kind]))
+def _wanted(rng: np.random.Generator, kind: str, areas: dict = AREA) -> float:
+    return float(rng.uniform(*areas[kind]))
 
 
 def _row(
-    rng: np.random.Generator, rect: Rect, axis: int, outer: int, columns: list[list[str]], jog=True
+    rng: np.random.Generator, rect: Rect, axis: int, outer: int, columns: list[list[str]], jog=True, areas: dict = AREA
 ) -> list[Space] | None:
     """Rooms side by side along `axis` in the rectangle, whose outer edge (+1 or -1 across) may step back."""
     low, high = rect[axis], rect[axis + 2]
     near, far = (rect[1 - axis], rect[3 - axis])[:: 1 if outer > 0 else -1]
     depth = abs(far - near)
-    weights = np.array([sum(_wanted(rng, kind) for kind in column) for column in columns])
+    weights = np.array([sum(_wanted(rng, kind, areas) for kind in column) for column in columns])
     cuts = np.concatenate([[0], np.cumsum(weights) / weights.sum()]) * (high - low) + low
     cuts = [_snap(cut) for cut in cuts]
     spaces: list[Space] = []
@@ -77,7 +100,7 @@ def _row(
         for kind, a, b in zip(column, edges[:-1], edges[1:], strict=True):
             if min(width, b - a) < NARROWEST[kind] - 1e-6 or max(width, b - a) > 7.8:
                 return None
-            if width * (b - a) > 1.6 * AREA[kind][1]:
+            if width * (b - a) > 1.6 * areas[kind][1]:
                 return None
             spaces.append((kind, [_rect(axis, start, end, near + outer * a, near + outer * b)]))
     return spaces
@@ -179,6 +202,16 @@ def _around(rng: np.random.Generator, kinds: list[str]) -> list[Space] | None:
             return None
         spaces += made
     return spaces
+
+
+def _side_by_side(rng: np.random.Generator, kinds: list[str]) -> list[Space] | None:
+    """Rooms in one row, each of the size of a cabin's."""
+    depth = _snap(rng.uniform(3.2, 5.4))
+    length = _snap(sum(_wanted(rng, kind, CABIN_AREA) for kind in kinds) / depth)
+    spaces = _row(rng, (0.0, 0.0, length, depth), 0, 1, [[kind] for kind in kinds], areas=CABIN_AREA)
+    areas = [(x1 - x0) * (y1 - y0) for _, rects in spaces or () for x0, y0, x1, y1 in rects]
+    fit = spaces and CABIN_ROOM[0] <= min(areas) and max(areas) <= CABIN_ROOM[1] and sum(areas) <= AREAS["cabin"][1]
+    return spaces if fit else None
 
 
 def _mirrored(rng: np.random.Generator, spaces: list[Space]) -> list[Space]:

@@ -1,0 +1,56 @@
+"""Maps of evaluated episodes, for worlds that have them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from shoal.core.world import Tracks, World
+from shoal.errors import ShoalError
+from shoal.run.evaluate import Evaluation
+from shoal.view.canvas import Canvas
+
+
+class Maps:
+    """Maps of the first `count` episodes of an evaluation.
+
+    `maps = Maps(8)`, `found = run.evaluate(watch=maps)`, `maps.save(found, "folder")`.
+    """
+
+    def __init__(self, count: int):
+        if count < 1:
+            raise ShoalError(f"--maps must be at least 1, got {count}.")
+        self.count = count
+        self._tracks: Tracks | None = None
+
+    def __call__(self, world: World, going: torch.Tensor) -> None:
+        """Look at a world after its reset and after every step."""
+        if self._tracks is None:
+            self._tracks = world.tracks(self.count)
+        self._tracks.follow(going)
+
+    def save(self, evaluation: Evaluation, folder: Path | str) -> list[Path]:
+        """Write a .png per episode, named after its env and its scene."""
+        tracks = self._tracks
+        if tracks is None:
+            raise ShoalError("These maps have not watched an evaluation: run.evaluate(watch=maps).")
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = []
+        for row in evaluation.episodes[: self.count]:
+            env = row["env"]
+            canvas = Canvas(*tracks.size(env))
+            tracks.draw(canvas, env, _title(row))
+            scene = "".join(c if c.isalnum() or c in "-." else "_" for c in Path(row.get("scene", "")).name)
+            paths.append(folder / f"{env:03d}{'_' * bool(scene)}{scene}.png")
+            Image.fromarray(canvas.array()).save(paths[-1])
+        return paths
+
+
+def _title(row: Mapping[str, Any]) -> str:
+    """Scene, length and reports of an episode."""
+    words = [row["scene"][-28:]] if "scene" in row else []
+    words += [f"{name.replace('_', ' ')} {value:.3g}" for name, value in row["reports"].items()]
+    return "   ".join([*words, f"{row['length']} steps"])
