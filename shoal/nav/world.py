@@ -122,6 +122,7 @@ class NavWorld(KernelWorld):
 
     Config = NavConfig
     resumable = False
+    slow_to_open = True
     picture_size, picture_rate = (768, 320), 10
     stops: ClassVar[bool] = True
     """Whether an agent can choose to STOP."""

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -217,16 +217,17 @@ def evaluate(
     sample: bool | None = None,
     stop: Callable[[], bool] = lambda: False,
     watch: Watch | None = None,
+    world: World | None = None,
 ) -> Evaluation:
     """Play `episodes` whole episodes, one per env, with policies by group, and score each group.
 
     One episode per env: taking the first ones to finish would favour the short. `sample` draws actions instead of
     taking the likeliest (none: as the run's own evaluations do). `stop` is asked now and then; if it says so, episodes
-    under way count as they stand. `watch` looks on.
+    under way count as they stand. `watch` looks on. `world` is one that was made for this before, and stays open.
     """
     if episodes < 1:
         raise ShoalError(f"--episodes must be at least 1, got {episodes}.")
-    with closing(make_world(job, episodes, "playing")) as world:
+    with closing(make_world(job, episodes, "playing")) if world is None else nullcontext(world) as world:
         player = Player(
             world, policies, evaluation_seed(job, seed), job.train.eval_sample if sample is None else sample
         )

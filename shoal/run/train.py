@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from shoal.core.world import World
 from shoal.errors import ShoalError, unknown
 from shoal.policy import ActorCritic
 from shoal.run.build import by_group, make_policies, make_world
@@ -188,6 +189,8 @@ class _Session:
             self.trainer.load_state_dict(checkpoint.state, checkpoint.iteration)
             self.progress.say(f"resumed at {checkpoint.steps} env steps from {checkpoint.path}")
         self.writer = MetricsWriter(folder.path, self.progress.warn)
+        self.stage: World | None = None
+        """Where this run is evaluated, if it is kept."""
 
     def run(self) -> Run:
         """Train to the end, to a signal or to an error; whatever happens, what was learnt is on the disk."""
@@ -211,6 +214,8 @@ class _Session:
             self.writer.close()
             self.progress.close()
             self.trainer.world.close()
+            if self.stage is not None:
+                self.stage.close()
         if self.signal is not None:
             raise Stopped(self.signal, self.folder.path)
         return Run(self.folder, self.job, by_group(self.job, self.trainer.policies))
@@ -279,7 +284,9 @@ class _Session:
         try:
             count = self.job.train.eval_episodes
             policies = by_group(self.job, self.trainer.policies)
-            scores = evaluate(self.job, policies, count, stop=lambda: self.signal is not None)
+            if self.trainer.world.slow_to_open and self.stage is None:
+                self.stage = make_world(self.job, count, "playing")
+            scores = evaluate(self.job, policies, count, stop=lambda: self.signal is not None, world=self.stage)
         except ShoalError as error:
             self.progress.warn(f"No evaluation: {error}")
             return

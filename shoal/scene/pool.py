@@ -27,8 +27,8 @@ from shoal.scene.workshop import Workshop
 PIECE = 4 * 2**20
 """Bytes that are copied to the device at a time, through memory that it can read by itself."""
 
-SPARE_ROWS = 2
-"""Beside the resident scenes: one that comes and one that goes."""
+SPARE_ROWS = 6
+"""Beside the resident scenes: one that comes, and others that are being left."""
 
 
 class _Uploader:
@@ -127,8 +127,9 @@ class ScenePool:
         self._polls = 0
         self._coming: Packed | None = None
         self._travelling = False
-        self._leaving: int | None = None
-        self._census: tuple[torch.Tensor, torch.cuda.Event | None] | None = None
+        self._leaving: list[int] = []
+        self._rows = torch.arange(self.memory.rows, dtype=torch.int32, device=self.device)
+        self._census: tuple[list[int], torch.Tensor, torch.cuda.Event | None] | None = None
         self._refused: set[str] = set()
         # Also when the pool is forgotten, and at the end of the program.
         self._end = weakref.finalize(self, _shut, self._workshop, self._uploader)
@@ -157,7 +158,7 @@ class ScenePool:
             first.append(outcome)
         need = sum(scene.nbytes for scene in first)
         if limit is None:
-            # Room for one more that is larger than any yet, and for gaps.
+            # Room for some more, and for gaps.
             limit = int(1.25 * (need + SPARE_ROWS * max(scene.nbytes for scene in first)))
         if need > limit:
             raise ShoalError(
@@ -196,7 +197,7 @@ class ScenePool:
         self._polls += 1
         self._count_leaving()
         self._land()
-        if self._leaving is None and len(self.active) > self.resident:
+        if len(self.active) > self.resident:
             self._send_away()
         if self._coming is None and self._polls >= self.period and self._empty_row() is not None:
             self._coming = self._fetch()
@@ -225,10 +226,10 @@ class ScenePool:
         if self.memory.find_room(scene) is None:
             if self.memory.limit - self.memory.used >= scene.nbytes:
                 self.memory.close_gaps()
-            elif self._leaving is None and len(self.active) > 1:
+            elif not self._leaving and len(self.active) > 1:
                 self._send_away()
                 return
-            elif self._leaving is None:
+            elif not self._leaving:
                 self._refuse(f"{scene.name} does not fit beside one other scene; give a larger limit.")
                 self._coming = None
                 return
@@ -263,30 +264,32 @@ class ScenePool:
         self._offer()
 
     def _send_away(self) -> None:
-        self._leaving = self.active.pop(0)
+        self._leaving.append(self.active.pop(0))
         self._offer()
 
     def _count_leaving(self) -> None:
-        """Free the row that is being left once nobody is there. The count is read when it has arrived, not awaited."""
-        if self._leaving is None:
+        """Free the rows that nobody is in any more. The count is read when it has arrived, not awaited."""
+        if not self._leaving:
             return
         if self._census is None:
-            there = (self.row == self._leaving).any()
+            there = (self.row.reshape(-1, 1) == self._rows).any(0)
+            asked = list(self._leaving)
             if self.device.type == "cuda":
-                told = torch.empty((), dtype=torch.bool, pin_memory=True)
+                told = torch.empty(there.shape, dtype=torch.bool, pin_memory=True)
                 told.copy_(there, non_blocking=True)
                 event = torch.cuda.Event()
                 event.record()
-                self._census = (told, event)
+                self._census = (asked, told, event)
             else:
-                self._census = (there, None)
-        told, event = self._census
+                self._census = (asked, there, None)
+        asked, told, event = self._census
         if event is None or event.query():
             self._census = None
-            if not told.item():  # it has arrived: nothing is waited for
-                self.memory.remove(self._leaving)
-                self._leaving = None
-                self.swaps += 1
+            for row in asked:
+                if not told[row]:  # it has arrived: nothing is waited for
+                    self.memory.remove(row)
+                    self._leaving.remove(row)
+                    self.swaps += 1
 
     def close(self) -> None:
         """End the workers and the thread; the resident scenes stay."""

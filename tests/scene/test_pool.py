@@ -13,7 +13,7 @@ import torch
 
 from shoal.errors import ShoalError
 from shoal.render.renderer import Renderer
-from shoal.scene.pool import ScenePool
+from shoal.scene.pool import SPARE_ROWS, ScenePool
 
 
 def write_box(path, half: float, extra: int = 0) -> str:
@@ -61,7 +61,7 @@ def test_scenes_come_and_go_and_envs_move_only_at_the_end_of_an_episode(rooms):
             assert set(pool.row[ended].tolist()) <= set(pool.active)
             pool.poll()
             resident = [r for r in range(pool.memory.rows) if pool.memory.scene(r)]
-            assert len(resident) <= 3 + 2
+            assert len(resident) <= 3 + SPARE_ROWS
             assert pool.memory.used <= pool.memory.limit
             visited |= set(sizes)
         assert pool.swaps >= 10
@@ -213,7 +213,7 @@ def test_a_worker_that_is_killed_is_replaced(rooms):
 def test_no_worker_outlives_the_program(rooms, how):
     program = (
         "import time\n"
-        "from shoal.scene.pool import ScenePool\n"
+        "from shoal.scene.pool import SPARE_ROWS, ScenePool\n"
         f"pool = ScenePool({rooms!r}, envs=2, resident=2, workers=1)\n"
         "while not pool._workshop._processes: time.sleep(0.05)\n"
         "print(pool._workshop._processes[0].pid, flush=True)\n"
