@@ -9,8 +9,8 @@ usage: shoal COMMAND ...
 
 Train reinforcement-learning agents at the speed of the hardware.
 
-  shoal train WORLD [--algo ppo|a2c] [--seed N] [--total-steps N] [--num-envs N]
-                    [--device auto|cpu|cuda] [--run-dir DIR] [--deterministic] ...
+  shoal train WORLD [--algo ppo|a2c|dqn|rainbow] [--seed N] [--total-steps N]
+                    [--num-envs N] [--device auto|cpu|cuda] [--run-dir DIR] [--deterministic] ...
                         train; every world ships tuned settings. WORLD is a name of
                         `shoal list`, your own world or environment (my_file.py:MyEnv),
                         gym:LunarLander-v3, ale:pong, zoo:MODULE or envpool:ID
@@ -115,7 +115,7 @@ def _eval(words: list[str]) -> int:
     if options.out:
         check_json(options.out)
     maps = None if options.maps is None else Maps(options.maps)
-    run = load_run(options.run, options.checkpoint, options.device, options.random, options.load)
+    run = load_run(options.run, options.checkpoint, options.device, options.random, options.load, options.set)
     found = run.evaluate(options.episodes, options.seed, options.sample, maps)
     for line in found.lines():
         print(line)
@@ -140,7 +140,7 @@ def _record(words: list[str]) -> int:
     from shoal.run.train import load_run
     from shoal.view.video import record
 
-    run = load_run(options.run, options.checkpoint, options.device, options.random, options.load)
+    run = load_run(options.run, options.checkpoint, options.device, options.random, options.load, options.set)
     print(record(run, options.out, options.envs, options.steps, options.fps, options.seed, options.sample))
     return 0
 
@@ -319,6 +319,9 @@ def _run_arguments(parser) -> None:
     parser.add_argument("--seed", type=int, help="seed of the episodes (default: the run's)")
     parser.add_argument("--random", nargs="+", default=[], metavar="GROUP", help="groups that act at random instead")
     parser.add_argument("--load", nargs="+", default=[], metavar="GROUP=RUN", help="groups that another run plays for")
+    parser.add_argument(
+        "--set", nargs="+", default=[], metavar="NAME=VALUE", help="other settings of the world: test-scenes=my/folder"
+    )
     parser.add_argument(
         "--sample",
         action=argparse.BooleanOptionalAction,

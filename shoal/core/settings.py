@@ -1,4 +1,5 @@
-"""One check for every dataclass of settings: values of the declared type, finite, among the declared choices."""
+"""One check for every dataclass of settings: values of the declared type, finite, among the declared choices; and how
+such values are read from text."""
 
 import math
 import types
@@ -38,3 +39,21 @@ def _check(name: str, value: Any, kind: Any) -> None:
             raise ShoalError(f"--{name} must be a whole number, got {value!r}.")
     elif kind in (bool, str) and not isinstance(value, kind):
         raise ShoalError(f"--{name} must be a {kind.__name__}, got {value!r}.")
+
+
+def read_setting(what: str, text: str, kind: Any) -> Any:
+    """Text as a value of a setting's type; `what` was typed, for the error."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    try:
+        if origin in (typing.Union, types.UnionType):
+            if text.lower() == "none":
+                return None
+            return read_setting(what, text, next(a for a in arguments if a is not type(None)))
+        if origin is tuple:
+            return tuple(read_setting(what, part, arguments[0]) for part in text.split(",") if part)
+        if kind is bool:
+            return {"true": True, "false": False}[text.lower()]
+        return text if origin is typing.Literal or kind is str else kind(text)
+    except (ValueError, KeyError):
+        wanted = getattr(kind, "__name__", str(kind))
+        raise ShoalError(f"{what}: {text!r} is no {wanted}.") from None

@@ -1,13 +1,19 @@
 """Rollouts, returns, losses and learners. Nothing here knows a world."""
 
+from collections.abc import Callable
+
 from shoal.learn.a2c import A2C, A2CConfig
+from shoal.learn.learner import Learner, LearnerConfig
 from shoal.learn.policy_gradient import PolicyGradient, PolicyGradientConfig
 from shoal.learn.ppo import PPO, PPOConfig
+from shoal.learn.q import QConfig, QLearner, RainbowConfig
 from shoal.learn.rollout import Rollout
 
-LEARNERS: dict[str, tuple[type[PolicyGradientConfig], type[PolicyGradient]]] = {
+LEARNERS: dict[str, tuple[type[LearnerConfig], Callable[..., Learner]]] = {
     "a2c": (A2CConfig, A2C),
+    "dqn": (QConfig, QLearner),
     "ppo": (PPOConfig, PPO),
+    "rainbow": (RainbowConfig, QLearner),
 }
 """Name on the command line -> settings and learner."""
 
@@ -16,8 +22,13 @@ __all__ = [
     "LEARNERS",
     "PPO",
     "A2CConfig",
+    "Learner",
+    "LearnerConfig",
     "PPOConfig",
     "PolicyGradient",
     "PolicyGradientConfig",
+    "QConfig",
+    "QLearner",
+    "RainbowConfig",
     "Rollout",
 ]

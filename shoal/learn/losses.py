@@ -76,3 +76,43 @@ def explained_variance(value: torch.Tensor, target: torch.Tensor, weight: torch.
 def moments(x: torch.Tensor, weight: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and one over the standard deviation, over the samples that count: what advantages are normalised by."""
     return weighted_mean(x, weight), torch.rsqrt(variance(x, weight) + 1e-8)
+
+
+def huber(error: torch.Tensor, limit: float | None = 1.0) -> torch.Tensor:
+    """x^2 / 2 up to the limit c, then c (|x| - c / 2): no error pulls harder than c (None: x^2 / 2)."""
+    square = 0.5 * error.square()
+    if limit is None:
+        return square
+    size = error.abs()
+    return torch.where(size <= limit, square, limit * (size - 0.5 * limit))
+
+
+def categorical_projection(
+    probs: torch.Tensor, reward: torch.Tensor, discount: torch.Tensor, support: torch.Tensor
+) -> torch.Tensor:
+    """The distribution of r + d z, brought back to the atoms z [width]   (Bellemare et al. 2017).
+
+    m_i = sum_j p_j max(0, 1 - |clip(r + d z_j, z_0, z_n) - z_i| / (z_1 - z_0)), for rows of probabilities p
+    [batch, width].
+    """
+    moved = reward.unsqueeze(-1) + discount.unsqueeze(-1) * support
+    moved = torch.minimum(torch.maximum(moved, support[0]), support[-1])
+    apart = (moved.unsqueeze(-2) - support.unsqueeze(-1)).abs() / (support[1] - support[0])
+    return (probs.unsqueeze(-2) * (1.0 - apart).clamp(min=0.0)).sum(dim=-1)
+
+
+def cross_entropy(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """-sum_i m_i log p_i of rows [batch, width]."""
+    return -(target * torch.log_softmax(logits, dim=-1)).sum(dim=-1)
+
+
+def quantile_loss(quantile: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """sum_i E_j[ |tau_i - 1{u < 0}| huber(u) ],  u = target_j - quantile_i,  tau_i = (i + 1/2) / n.
+
+    Of rows of quantiles [batch, n] and samples of what they should be [batch, m] (Dabney et al. 2018).
+    """
+    n = quantile.shape[-1]
+    tau = (torch.arange(n, device=quantile.device) + 0.5) / n
+    error = target.unsqueeze(-2) - quantile.unsqueeze(-1)
+    weight = (tau.unsqueeze(-1) - (error.detach() < 0).float()).abs()
+    return (weight * huber(error)).mean(dim=-1).sum(dim=-1)

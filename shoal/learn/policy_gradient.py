@@ -3,109 +3,46 @@
 A batch whose activations would not fit is worked through in passes of equal size; gradients add up over them.
 """
 
-import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from shoal.core.settings import check_settings
+from shoal.core.launch import cpu_threads
 from shoal.errors import ShoalError
 from shoal.learn import losses
-from shoal.learn.optim import OPTIMISERS
+from shoal.learn.learner import BYTES_PER_ACTIVATION, Learner, LearnerConfig, activation_memory, require
 from shoal.learn.returns import advantage_plan, discounted_plan
 from shoal.learn.rollout import EVERYTHING, Rollout, stacked
 from shoal.policy import ActorCritic, RunningMoments
 
-BYTES_PER_ACTIVATION = {"fp32": 12, "bf16": 5}
-"""What a number between two layers costs in an update: itself, what autograd keeps of it, and its gradient."""
-
-LAMB_DECAY = 0.01
-"""Weight decay of Lamb, unless another one is asked for."""
-
-LR_POWERS = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
-"""Rule -> power of the size of a mini-batch that the learning rate grows with."""
+HEAVY = 4096
+"""From so many numbers between its layers on, per sample, a network that is not compiled has a pass for each CPU core:
+in one operation after the other, each on all cores, these would mostly wait for one another."""
 
 
 @dataclass(frozen=True)
-class PolicyGradientConfig:
+class PolicyGradientConfig(LearnerConfig):
     """Settings that every policy-gradient learner has."""
 
-    lr: float = 3e-4
-    """Learning rate; with --lr-scale, of mini-batches of --lr-batch samples."""
-    lr_scale: Literal["none", "sqrt", "linear"] = "none"
-    """How the learning rate grows with the samples of a mini-batch, those of all agents together."""
-    lr_batch: int = 256
-    """Samples of the mini-batch that --lr is for, where it grows."""
-    lr_warmup: float = 0.0
-    """Share of the run in which the learning rate rises from zero."""
-    anneal: Literal["linear", "cosine", "none"] = "linear"
-    """How the learning rate falls over the rest of the run."""
-    lr_end: float = 0.0
-    """Share of the learning rate that is left at the end, if it falls."""
-    optimiser: Literal["adam", "lamb"] = "adam"
-    """Adam, or Lamb for large batches, which fits the steps to the size of the weights."""
-    weight_decay: float | None = None
-    """Share of the weights lost per step, times the learning rate (none: 0.01 with Lamb, else 0)."""
-    gamma: float = 0.99
-    """Discount per step."""
     lam: float = 0.95
     """Lambda of the generalised advantage estimate."""
     entropy: float = 0.0
     """Weight of the entropy bonus."""
     value_weight: float = 0.5
     """Weight of the value loss."""
-    clip_norm: float = 0.5
-    """Largest norm of the gradient."""
     normalise_advantage: bool = True
     """Scale the advantages of each mini-batch to mean 0 and deviation 1."""
     normalise_reward: bool = False
     """Divide rewards by the running deviation of the discounted return."""
-    adam_eps: float = 1e-5
-    """Epsilon of Adam and Lamb."""
     pass_size: int | None = None
     """Samples that an update works on at once; gradients add up (none: what fits in a few GiB)."""
 
     def __post_init__(self):
-        check_settings(self)
-        _require("lr", self.lr, self.lr > 0, "above 0")
-        _require("lr-batch", self.lr_batch, self.lr_batch > 0, "above 0")
-        _require("lr-warmup", self.lr_warmup, 0 <= self.lr_warmup < 1, "at least 0 and below 1")
-        _require("lr-end", self.lr_end, 0 <= self.lr_end <= 1, "between 0 and 1")
-        _require("weight-decay", self.weight_decay, (self.weight_decay or 0.0) >= 0, "at least 0")
-        _require("adam-eps", self.adam_eps, self.adam_eps > 0, "above 0")
-        _require("gamma", self.gamma, 0 <= self.gamma <= 1, "between 0 and 1")
-        _require("lam", self.lam, 0 <= self.lam <= 1, "between 0 and 1")
-        _require("clip-norm", self.clip_norm, self.clip_norm > 0, "above 0")
-        _require("pass-size", self.pass_size, self.pass_size is None or self.pass_size > 0, "above 0")
-
-    @property
-    def decay(self) -> float:
-        """The weight decay that is meant."""
-        return LAMB_DECAY * (self.optimiser == "lamb") if self.weight_decay is None else self.weight_decay
-
-    def batch(self, samples: int) -> int:
-        """How many of the samples of a rollout a step is made of."""
-        return samples
-
-    def peak_lr(self, batch: int) -> float:
-        """The highest learning rate for mini-batches of so many samples: lr (B / B0)^p, p = 1/2 or 1."""
-        return self.lr * (batch / self.lr_batch) ** LR_POWERS[self.lr_scale]
-
-    def lr_share(self, done: float) -> float:
-        """The learning rate after a share `done` of the run, as a share of the highest.
-
-        d / w up to the end w of the warm-up; then, with t from 0 to 1 over the rest and e the share left at the end,
-        1 - (1 - e) t or e + (1 - e) (1 + cos(pi t)) / 2.
-        """
-        if done < self.lr_warmup:
-            return done / self.lr_warmup
-        t = min(1.0, (done - self.lr_warmup) / (1.0 - self.lr_warmup))
-        left = {"none": 1.0, "linear": 1.0 - t, "cosine": 0.5 * (1.0 + math.cos(math.pi * t))}[self.anneal]
-        return left if self.anneal == "none" else self.lr_end + (1.0 - self.lr_end) * left
-
-    def check_samples(self, samples: int, sequences: int | None = None) -> None:
-        """Refuse a rollout of a size that this learner cannot use; with `sequences`, one that stays in whole ones."""
+        super().__post_init__()
+        require("lam", self.lam, 0 <= self.lam <= 1, "between 0 and 1")
+        require("pass-size", self.pass_size, self.pass_size is None or self.pass_size > 0, "above 0")
 
 
 class Batch(NamedTuple):
@@ -140,10 +77,12 @@ class Totals(NamedTuple):
     scale: torch.Tensor
 
 
-class PolicyGradient:
-    """Base of the learners: `update()` turns the rollout it was made for into a better policy."""
+class PolicyGradient(Learner):
+    """Base of A2C and PPO: `update()` turns the rollout it was made for into a better policy."""
 
-    metric_names: tuple[str, ...] = ()
+    per_update = ("explained_variance",)
+    policy: ActorCritic
+    config: PolicyGradientConfig
 
     def __init__(
         self,
@@ -154,20 +93,10 @@ class PolicyGradient:
         compiled: bool = False,
         bf16: bool = False,
     ):
-        sequences = None if policy.core is None else rollout.samples // rollout.steps
-        config.check_samples(rollout.samples, sequences)
-        self.units = sequences or rollout.samples
+        super().__init__(policy, rollout, config, seed, compiled, bf16)
+        self.units = rollout.samples if policy.core is None else rollout.samples // rollout.steps
         """What mini-batches are drawn from: samples, or the sequences of env and agent that a core goes along."""
         self._each = rollout.samples // self.units
-        self.policy, self.rollout, self.config, self.seed = policy, rollout, config, seed
-        self.device = rollout.reward.device
-        self.bf16 = bf16
-        make = OPTIMISERS[config.optimiser]
-        self.optimiser = make(policy, config.adam_eps, config.clip_norm, compiled, weight_decay=config.decay)
-        self.peak_lr = config.peak_lr(config.batch(rollout.samples))
-        """The highest learning rate of the run."""
-        self.updates = torch.zeros(1, dtype=torch.int32, device=self.device)
-
         envs, agents = rollout.reward.shape[1:]
         self.value = rollout.value
         self.final_value = torch.zeros(rollout.final_observation.shape[:3], device=self.device)
@@ -209,15 +138,16 @@ class PolicyGradient:
         each = BYTES_PER_ACTIVATION["bf16" if bf16 else "fp32"] * policy.activations()
         limit = activation_memory(self.device) // each
         self.pass_size = config.pass_size or max(1, limit)
+        self._workers = None
+        if self.device.type == "cpu" and not compiled and policy.activations() >= HEAVY and cpu_threads() > 1:
+            share = -(-config.batch(rollout.samples) // cpu_threads())
+            self.pass_size = min(self.pass_size, max(self._each, share))
+            self._workers = ThreadPoolExecutor(cpu_threads(), initializer=lambda: torch.set_num_threads(1))
 
-        names = (*self.metric_names, "gradient_norm", "explained_variance")
-        self.metrics = {name: torch.zeros((), device=self.device) for name in names}
-        self.metric_count = torch.zeros((), device=self.device)
-        wrap = (lambda f: torch.compile(f, dynamic=False)) if compiled else (lambda f: f)
-        self._value_of = wrap(self._value_eager)
-        self._losses = wrap(self._losses_eager)
-        self._whole_of = wrap(self._whole_eager)
-        self._explained = wrap(losses.explained_variance)
+        self._value_of = self._wrap(self._value_eager)
+        self._losses = self._wrap(self._losses_eager)
+        self._whole_of = self._wrap(self._whole_eager)
+        self._explained = self._wrap(losses.explained_variance)
 
     # --- one update ------------------------------------------------------------------------------------------------
 
@@ -230,7 +160,7 @@ class PolicyGradient:
             for rows in self._passes(self.rollout.samples):
                 part = self._batch.part(rows)
                 self.policy.take_in(part.observation, part.counts)
-        self.updates.add_(1)
+        self._count()
 
     def _prepare(self) -> None:
         """Values of all observations, then advantages and targets."""
@@ -290,12 +220,16 @@ class PolicyGradient:
             return found, self.optimiser.gradient(found["loss"])
         with torch.no_grad():
             whole = self._whole_of(self._batch.advantage, self._counts, self._rows(pick))
-        total: dict[str, torch.Tensor] = {}
-        gradient = torch.zeros_like(self.optimiser.flat)
-        for rows in passes:
+
+        def one(rows: slice) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
             batch = self._batch.part(rows) if pick is None else self._batch
             found = self._losses(batch, None if pick is None else pick[rows], whole)
-            gradient += self.optimiser.gradient(found["loss"])
+            return found, self.optimiser.gradient(found["loss"])
+
+        total: dict[str, torch.Tensor] = {}
+        gradient = torch.zeros_like(self.optimiser.flat)
+        for found, part in map(one, passes) if self._workers is None else self._workers.map(one, passes):
+            gradient += part
             for name, value in found.items():
                 total[name] = total.get(name, 0.0) + value.detach()
         return total, gradient
@@ -358,77 +292,20 @@ class PolicyGradient:
         """A learner's own losses: `policy_gradient_loss`, `value_loss` and what else it reports."""
         raise ShoalError("PolicyGradient is the base of A2C and PPO; use one of them.")
 
-    def _descend(self, found: dict[str, torch.Tensor], gradient: torch.Tensor, go: torch.Tensor) -> None:
-        """Step down the gradient, unless `go` is 0, and add what was found to the metrics."""
-        norm = self.optimiser.step(gradient, go)
-        with torch.no_grad():
-            for name in self.metric_names:
-                self.metrics[name].add_(found[name].detach())
-            self.metrics["gradient_norm"].add_(norm)
-            self.metric_count.add_(1.0)
-
-    def _precision(self):
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16, cache_enabled=False)
-
     # --- between updates -------------------------------------------------------------------------------------------
 
-    def set_progress(self, done: float) -> None:
-        """Tell how much of the run is over, from 0 to 1: sets the learning rate."""
-        self.optimiser.lr.fill_(self.peak_lr * self.config.lr_share(done))
-
-    def remark(self) -> str:
-        """How steps are made, in words."""
-        c, batch = self.config, self.config.batch(self.rollout.samples)
-        rate = f"{c.lr:.3g}"
-        if c.lr_scale != "none":
-            power = "sqrt" if c.lr_scale == "sqrt" else ""
-            rate += f" x {power}({batch:,} / {c.lr_batch:,}) = {self.peak_lr:.3g}"
-        rate += f", rising over {100 * c.lr_warmup:g} % of the run" if c.lr_warmup else ""
-        fall = {"none": "", "linear": ", falling linearly", "cosine": ", falling as a cosine"}[c.anneal]
-        fall += f" to {100 * c.lr_end:g} % of it" if fall and c.lr_end else " to 0" if fall else ""
-        passes = len(self._passes(batch // self._each, self._each))
-        size = f"{batch:,} samples" + (f" in {passes} passes" if passes > 1 else "")
-        decay = f", weight decay {c.decay:g}" if c.decay else ""
-        return f"{c.optimiser.capitalize()}{decay}, mini-batches of {size}, learning rate {rate}{fall}"
-
-    def read_metrics(self) -> dict[str, float]:
-        """Means since the last reading. Waits for the device: once per log interval."""
-        count = max(1.0, float(self.metric_count))  # sync: the deliberate one
-        updates = int(self.updates) - getattr(self, "_updates_read", 0)
-        self._updates_read = int(self.updates)
-        means = {}
-        for name, total in self.metrics.items():
-            means[name] = float(total) / (max(1, updates) if name == "explained_variance" else count)
-            total.zero_()
-        self.metric_count.zero_()
-        return means
+    def _in_passes(self) -> str:
+        passes = len(self._passes(self.config.batch(self.rollout.samples) // self._each, self._each))
+        return f" in {passes} passes" if passes > 1 else ""
 
     @property
     def nbytes(self) -> int:
-        """Memory that grows with the number of envs."""
         own = (self.final_value, self.advantage, self.target, self.reward_carry)
         weights = 0 if self._counts is None else self._counts.nbytes * (len(self._choices) > 1)
         return sum(t.nbytes for t in own) + weights
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Everything the next update depends on, besides the policy."""
-        state = {f"optimiser.{k}": v for k, v in self.optimiser.state_dict().items()}
+        state = super().state_dict()
         state.update({f"reward_moments.{k}": v for k, v in self.reward_moments.state_dict().items()})
         state["reward_carry"] = self.reward_carry
-        state["updates"] = self.updates
         return state
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        for name, tensor in self.state_dict().items():
-            tensor.copy_(state[name])
-        self._updates_read = int(self.updates)
-
-
-def activation_memory(device: torch.device) -> int:
-    """Bytes that the activations of one pass of an update may take: a quarter of a GPU, or 1 GiB."""
-    return torch.cuda.get_device_properties(device).total_memory // 4 if device.type == "cuda" else 2**30
-
-
-def _require(name: str, value: Any, good: bool, rule: str) -> None:
-    if not good:
-        raise ShoalError(f"--{name} must be {rule}, got {value}.")

@@ -6,7 +6,8 @@ import torch
 
 from shoal.errors import ShoalError
 from shoal.learn import losses
-from shoal.learn.policy_gradient import PolicyGradient, PolicyGradientConfig, _require
+from shoal.learn.learner import require
+from shoal.learn.policy_gradient import PolicyGradient, PolicyGradientConfig
 from shoal.learn.shuffle import order_plan
 
 
@@ -27,24 +28,24 @@ class PPOConfig(PolicyGradientConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        _require("epochs", self.epochs, self.epochs >= 1, "at least 1")
-        _require("minibatches", self.minibatches, self.minibatches >= 1, "at least 1")
-        _require("clip", self.clip, self.clip > 0, "above 0")
+        require("epochs", self.epochs, self.epochs >= 1, "at least 1")
+        require("minibatches", self.minibatches, self.minibatches >= 1, "at least 1")
+        require("clip", self.clip, self.clip > 0, "above 0")
         for name, value in (("clip-value", self.clip_value), ("target-kl", self.target_kl)):
-            _require(name, value, value is None or value > 0, "above 0")
+            require(name, value, value is None or value > 0, "above 0")
 
     def batch(self, samples: int) -> int:
         return samples // self.minibatches
 
-    def check_samples(self, samples: int, sequences: int | None = None) -> None:
-        if sequences is not None and sequences % self.minibatches:
+    def check_rollout(self, steps: int, lanes: int, core: bool) -> None:
+        if core and lanes % self.minibatches:
             raise ShoalError(
-                f"A policy with a core learns from whole sequences, but {sequences} of them (num-envs x agents) do not "
+                f"A policy with a core learns from whole sequences, but {lanes} of them (num-envs x agents) do not "
                 f"divide into {self.minibatches} mini-batches; change --num-envs or --minibatches."
             )
-        if samples % self.minibatches:
+        if steps * lanes % self.minibatches:
             raise ShoalError(
-                f"A rollout of {samples} samples (num-envs x agents x rollout) does not divide into "
+                f"A rollout of {steps * lanes} samples (num-envs x agents x rollout) does not divide into "
                 f"{self.minibatches} mini-batches; change --num-envs, --rollout or --minibatches."
             )
 

@@ -47,6 +47,8 @@ class Rollout:
     """[2, N, A, S]: what agents remembered before row 0, and what they remember now, before row T (None: nothing)."""
     final_state: torch.Tensor | None
     """[K, N, A, S]: what they remembered when those final observations were made."""
+    epsilon: torch.Tensor | None
+    """[N, A]: how often agents act at random (None: the policy's actions are drawn anyway)."""
     version: torch.Tensor
     """[1]: how many updates the policy that acted had seen."""
     valued: bool = False
@@ -136,11 +138,18 @@ CARRIED = ("observation", "age", "alive", "action_mask", "acting", "state")
 
 
 def allocate(
-    groups: list[Group], steps: int, num_envs: int, truncations: int, device: torch.device, state_size: int = 0
+    groups: list[Group],
+    steps: int,
+    num_envs: int,
+    truncations: int,
+    device: torch.device,
+    state_size: int = 0,
+    explores: bool = False,
 ) -> Rollout:
     """Memory for `steps` steps of the groups that one policy acts for, their agents one after the other.
 
-    There is room for `truncations` truncated episodes per env. The policy remembers `state_size` numbers per agent.
+    There is room for `truncations` truncated episodes per env. The policy remembers `state_size` numbers per agent; if
+    it `explores`, agents act at random now and then.
     """
     batch = (num_envs, sum(g.agents for g in groups))
     see, act, stack = groups[0].observation, groups[0].action, groups[0].stack
@@ -168,5 +177,6 @@ def allocate(
         acting=ones(any(g.every > 1 for g in groups), steps + 1, *batch),
         state=zeros(2, *batch, state_size) if state_size else None,
         final_state=zeros(truncations, *batch, state_size) if state_size else None,
+        epsilon=zeros(*batch) if explores else None,
         version=zeros(1, dtype=torch.int32),
     )

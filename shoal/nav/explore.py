@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import warp as wp
 
 from shoal.core.store import Field
-from shoal.nav.pointnav import PointNav
 from shoal.nav.world import NavConfig, NavWorld, draw_start, enter_scene, move, show_previous
 
 REACH = wp.constant(32)
@@ -119,5 +118,3 @@ class Explore(NavWorld):
             cells=Field(float, (config.agents,), doc="visited so far"),
             explored=Field(float, doc="cells visited, mean over the agents"),
         )
-
-    settings = PointNav.settings

@@ -4,7 +4,6 @@ import warp as wp
 
 from shoal.core.store import Field
 from shoal.nav.geodesic import distance_at
-from shoal.nav.pointnav import PointNav
 from shoal.nav.walk import Ground
 from shoal.nav.world import NavWorld, draw_start, enter_scene, move, show_previous
 
@@ -61,5 +60,3 @@ class Flee(NavWorld):
     @staticmethod
     def state(config) -> dict[str, Field]:
         return NavWorld.state(config) | dict(fled=Field(float, unit="m", doc="along the floor from the start"))
-
-    settings = PointNav.settings

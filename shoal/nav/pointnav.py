@@ -129,6 +129,7 @@ class PointNav(NavWorld):
     step = [move, pursue, judge]
     reset = [enter_scene, draw_route]
     observe = [show_previous, show_goal]
+    settings = NavWorld.settings | dict(gpu=NavWorld.settings["gpu"] | dict(total_steps=70_000_000))
 
     @staticmethod
     def state(config: PointNavConfig) -> dict[str, Field]:
@@ -138,34 +139,3 @@ class PointNav(NavWorld):
             spl=Field(float, doc="success weighted by path length"),
             soft_spl=Field(float, doc="progress weighted by path length"),
         )
-
-    settings = dict(
-        common=dict(rollout=32, epochs=1, minibatches=2, gamma=0.99, clip_norm=1.0, eval_sample=True),
-        cpu=dict(
-            total_steps=500_000,
-            num_envs=32,
-            lr=1e-3,
-            epochs=2,
-            policy="se-resnet9-small",
-            core="gru",
-            core_size=128,
-            world=dict(size=32, resident=4, goals=32, detail=0.0),
-        ),
-        gpu=dict(
-            total_steps=60_000_000,
-            num_envs=1024,
-            epochs=2,
-            minibatches=4,
-            lr=6e-4,
-            lr_warmup=0.01,
-            anneal="cosine",
-            lr_end=0.01,
-            entropy=0.01,
-            eval_episodes=1000,
-            policy="se-resnet9",
-            core="lstm",
-            core_size=512,
-            core_layers=2,
-            world=dict(resident=32, swap=2),
-        ),
-    )

@@ -60,12 +60,14 @@ class NavConfig:
 
     scenes: str = "house:train"
     """Scenes to train in: house:train, cabin:0-99, a file or a folder of them; several with commas."""
-    test_scenes: str = "house:test"
-    """Scenes to evaluate and record in."""
+    test_scenes: str = ""
+    """Scenes to evaluate and record in (none: for procedural ones others of their kind, else the same)."""
     held_out: int = 200
     """How many of those an evaluation plays in."""
-    episodes: str = ""
-    """Episodes to play, in Habitat's PointNav format: a .json.gz file or a folder of them (none: drawn at random)."""
+    episode_files: str = ""
+    """Episodes to train on, in Habitat's PointNav format: a .json.gz file or a split's folder (none: drawn)."""
+    test_episode_files: str = ""
+    """Episodes to evaluate on and record, likewise."""
     detail: float = 1.0
     """Detail of procedural houses."""
     up: Literal["auto", "y", "z"] = "auto"
@@ -129,6 +131,50 @@ class NavWorld(KernelWorld):
     goals_shown: ClassVar[bool] = True
     """Whether an agent has a goal to go to, for pictures."""
     extras: ClassVar[tuple[tuple[str, int], ...]] = (("previous", PREVIOUS),)
+    settings = dict(
+        common=dict(
+            rollout=32,
+            epochs=2,
+            minibatches=4,
+            gamma=0.99,
+            entropy=0.01,
+            clip_norm=1.0,
+            eval_sample=True,
+        ),
+        cpu=dict(
+            total_steps=900_000,
+            num_envs=64,
+            lr=1e-3,
+            policy="se-resnet9-small",
+            core="gru",
+            core_size=128,
+            compile="off",  # takes two minutes, and gains little
+            threads=1,
+            eval_episodes=50,
+            world=dict(
+                scenes="cabin:train",
+                held_out=25,
+                detail=0.0,
+                size=16,
+                resident=8,
+                goals=16,
+            ),
+        ),
+        gpu=dict(
+            total_steps=20_000_000,
+            num_envs=1024,
+            lr=6e-4,
+            lr_warmup=0.01,
+            anneal="cosine",
+            lr_end=0.01,
+            eval_episodes=400,
+            policy="se-resnet9",
+            core="lstm",
+            core_size=512,
+            core_layers=2,
+            world=dict(resident=32, swap=3),
+        ),
+    )
 
     @staticmethod
     def state(config: Any) -> dict[str, Field]:
@@ -202,7 +248,11 @@ class NavWorld(KernelWorld):
     def _open(self, seed: int) -> None:
         """Load the first scenes and find their ground."""
         config = self.config
-        sources = [s.strip() for s in (config.test_scenes if config.playing else config.scenes).split(",")]
+        sources = [s.strip() for s in config.scenes.split(",")]
+        files = config.test_episode_files if config.playing else config.episode_files
+        if config.playing:
+            others = dict.fromkeys(_unseen(source) for source in sources)
+            sources = [s.strip() for s in config.test_scenes.split(",")] if config.test_scenes else list(others)
         if config.detail != 1.0:
             made = tuple(f"{building}:" for building in BUILDINGS)
             sources = [f"{s}@{config.detail:g}" if s.startswith(made) and "@" not in s else s for s in sources]
@@ -220,7 +270,7 @@ class NavWorld(KernelWorld):
             int(config.memory_limit * 1e9) or None,
             config.up,
             config.scale,
-            read_episodes(config.episodes, sources) if config.episodes else None,
+            read_episodes(files, sources) if files else None,
         )
         self._tables.update(self._site.tables())
         self._settings["ground"] = self._site.ground.ground
@@ -321,6 +371,15 @@ class NavWorld(KernelWorld):
                 first = last
             plans[key] = self._renderer.plan_into(images, only)
         plans[key]()
+
+
+def _unseen(source: str) -> str:
+    """Scenes of the same kind that no training sees, where there are any."""
+    building, _, rest = source.partition(":")
+    if building not in BUILDINGS:
+        return source
+    _, at, detail = rest.partition("@")
+    return f"{building}:test{at}{detail}"
 
 
 # --- functions of tasks --------------------------------------------------------------------------------------------

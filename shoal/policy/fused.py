@@ -6,14 +6,15 @@ The backward pass stays with torch.
 """
 
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import torch
 import triton  # pyright: ignore[reportMissingImports]  # comes with torch for GPUs
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import nn
 
-from shoal.policy.actor_critic import OBSERVATION_CLIP, ActorCritic
+from shoal.policy.actor_critic import ActorCritic
+from shoal.policy.base import OBSERVATION_CLIP, Policy
 from shoal.policy.heads import MASKED, CategoricalHead
 from shoal.policy.mlp import MLP
 
@@ -214,7 +215,7 @@ class FusedActor:
         )
 
 
-def fits(policy: ActorCritic) -> bool:
+def fits(policy: Policy) -> TypeGuard[ActorCritic]:
     """Whether the kernel can stand for a policy: two hidden layers, choices, no stack, no core, nothing too wide."""
     torso, head = policy.policy_torso, policy.head
     if policy.group.stack > 1 or policy.core is not None:

@@ -62,7 +62,7 @@ class CategoricalHead(Head):
         """Actions and their log-probabilities by the inverse of the cumulative distribution; noise is in [0, 1)."""
         actions, total = [], torch.zeros_like(noise[..., 0])
         for i, log_probs in enumerate(self._parts(params)):
-            choice = _inverse_cumulative(log_probs.exp(), noise[..., i : i + 1])
+            choice = inverse_cumulative(log_probs.exp(), noise[..., i : i + 1])
             total = total + log_probs.gather(-1, choice).squeeze(-1)
             actions.append(choice)
         return self._join(actions), total
@@ -204,7 +204,7 @@ def _at(log_probs: torch.Tensor, choice: torch.Tensor) -> torch.Tensor:
     return torch.where(here, log_probs, 0.0).sum(dim=-1)
 
 
-def _inverse_cumulative(probs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+def inverse_cumulative(probs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     """The choice [..., 1] at which the cumulative probability passes the noise [..., 1]."""
     # Scaled by the last entry, the noise stays below it: a masked choice, of probability 0, is never taken.
     if probs.shape[-1] > UNROLLED:

@@ -6,7 +6,8 @@ import torch
 
 from shoal.core.world import Group, World
 from shoal.core.wrappers import ActionRepeat, FrameStack, KeepAs, TimeLimit
-from shoal.policy import ActorCritic, Torso, choose_torso, core_maker
+from shoal.learn import QConfig
+from shoal.policy import ActorCritic, Policy, QPolicy, Torso, choose_torso, core_maker
 from shoal.run.config import Job
 from shoal.worlds import load_object, world_class
 
@@ -38,27 +39,25 @@ def wrapped(job: Job, world: World) -> World:
     return world
 
 
-def make_policies(job: Job, world: World) -> dict[str, ActorCritic]:
+def make_policies(job: Job, world: World) -> dict[str, Policy]:
     """One policy per team of groups, with weights that depend on the seed alone."""
     torch.manual_seed(job.train.seed)
     policies = {}
     for name, groups in job.teams().items():
-        own = job.for_policy(name)
-        config = own.train
-        group = world.group(groups[0].name)
-        policy = ActorCritic(
-            group,
-            make_torso(own, group),
-            config.shared,
-            config.normalise_observation,
-            config.log_std,
-            core_maker(config.core, config.core_size, config.core_layers),
-        )
-        policies[name] = policy.to(world.device)
+        policies[name] = _make_policy(job.for_policy(name), world.group(groups[0].name)).to(world.device)
     return policies
 
 
-def by_group(job: Job, policies: dict[str, ActorCritic]) -> dict[str, ActorCritic]:
+def _make_policy(job: Job, group: Group) -> Policy:
+    """The kind of policy that the job's learner makes better."""
+    config, torso = job.train, make_torso(job, group)
+    if isinstance(job.learn, QConfig):
+        return QPolicy(group, torso, config.normalise_observation, **job.learn.head())
+    core = core_maker(config.core, config.core_size, config.core_layers)
+    return ActorCritic(group, torso, config.shared, config.normalise_observation, config.log_std, core)
+
+
+def by_group(job: Job, policies: dict[str, Policy]) -> dict[str, Policy]:
     """The policy of every group."""
     return {g.name: policies[job.policy_of(g.name)] for g in job.groups}
 

@@ -10,7 +10,7 @@ from shoal.core.launch import Plan, bind
 from shoal.core.random import ACTION_STREAM, philox, unit_float, unit_normal, vec4u
 from shoal.core.world import Group, GroupOutputs, Outputs, World
 from shoal.learn.rollout import allocate, stacked
-from shoal.policy import ActorCritic
+from shoal.policy import Policy
 
 if TYPE_CHECKING:
     from shoal.policy.fused import FusedActor
@@ -60,13 +60,16 @@ def noise_plan(noise: torch.Tensor, gaussian: bool, seed: int, env_id: torch.Ten
 
 def action_noise(
     world: World,
-    actors: dict[str, tuple[ActorCritic, int]],
+    actors: dict[str, tuple[Policy, int]],
     steps: int,
     seed: int,
     counter: torch.Tensor,
     first_env: int = 0,
 ) -> tuple[dict[str, torch.Tensor], list[Plan]]:
-    """What policies draw the actions of so many agents from, [T, N * A, width] each, and plans that fill it anew."""
+    """What policies draw the actions of so many agents from, [T, N * A, width] each, and plans that fill it anew.
+
+    The plans also fill networks that have noise inside.
+    """
     envs, device = world.num_envs, world.device
     env_id = torch.arange(first_env, first_env + envs, dtype=torch.int32, device=device)
     noises, plans = {}, []
@@ -75,7 +78,14 @@ def action_noise(
         noise = torch.zeros(steps, envs, agents * head.noise_width, device=device)
         plans.append(noise_plan(noise, head.gaussian_noise, actor_seed(seed, index), env_id, counter))
         noises[name] = noise.view(steps, envs * agents, head.noise_width)
+        inside = policy.noise_plan(actor_seed(seed, index), 0, counter)
+        plans += [inside] if inside else []
     return noises, plans
+
+
+def explore(noise: torch.Tensor, rate: torch.Tensor | float) -> None:
+    """Let agents act at random at a rate: fresh noise [T, N * A, width] becomes what a QHead samples with."""
+    noise[..., 0].add_(rate)
 
 
 @wp.func
@@ -161,7 +171,7 @@ class Collector:
     def __init__(
         self,
         world: World,
-        policies: dict[str, ActorCritic],
+        policies: dict[str, Policy],
         steps: int,
         seed: int,
         teams: Teams | None = None,
@@ -174,7 +184,7 @@ class Collector:
         device, envs = world.device, world.num_envs
         room = truncations(world.time_limit, steps)
         self.rollouts = {
-            name: allocate(groups, steps, envs, room, device, policies[name].state_size)
+            name: allocate(groups, steps, envs, room, device, policies[name].state_size, policies[name].explores)
             for name, groups in teams.items()
         }
         self.counter = torch.zeros(1, dtype=torch.int32, device=device)
@@ -250,8 +260,10 @@ class Collector:
             plan()
         for used in self._used.values():
             used.zero_()
-        for rollout in self.rollouts.values():
+        for name, rollout in self.rollouts.items():
             rollout.carry_over()
+            if rollout.epsilon is not None:
+                explore(self._noise[name], rollout.epsilon.flatten())
 
     def _fuse(self) -> dict[str, "FusedActor"]:
         """One kernel each for the policies that allow it."""

@@ -6,7 +6,7 @@ import os
 import shutil
 from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 import tyro
 
@@ -79,7 +79,7 @@ COMPILE_FROM_STEPS = 20_000_000
 class TrainConfig:
     """Settings of a training run. Each world ships tuned ones for CPU and for GPU."""
 
-    algo: Literal["ppo", "a2c"] = "ppo"
+    algo: Literal["ppo", "a2c", "dqn", "rainbow"] = "ppo"
     """Learner."""
     seed: int = 1
     """Seed of everything: the same seed, device and versions give the same numbers."""
@@ -134,6 +134,8 @@ class TrainConfig:
     """Compile networks and losses (auto: on a GPU, and on a CPU for runs long enough to win the time back)."""
     graph: bool = True
     """On a GPU, replay rollout and update as CUDA graphs."""
+    threads: int | None = None
+    """Threads that share an operation of torch on a CPU (none: all cores); small networks are faster with 1."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Type of the products inside networks (auto: bf16 on a GPU, fp32 on a CPU)."""
     eval_episodes: int = 100
@@ -163,6 +165,8 @@ class TrainConfig:
         for name in ("core_size", "core_layers"):
             if getattr(self, name) < 1:
                 raise ShoalError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}.")
+        if self.threads is not None and self.threads < 1:
+            raise ShoalError(f"--threads must be at least 1, got {self.threads}.")
         if any(width < 1 for width in self.hidden):
             raise ShoalError(f"--hidden must hold positive widths, got {self.hidden}.")
 
@@ -228,12 +232,14 @@ class Job:
         return replace(self, train=replace(self.train, **run), learn=replace(self.learn, **learn))
 
     def check_samples(self) -> None:
-        """Refuse rollouts of a size that a learner cannot use."""
+        """Refuse groups, and rollouts of a size, that a learner cannot use."""
         for name, groups in self.teams().items():
-            agents = sum(group.agents for group in groups)
             own = self.for_policy(name)
-            sequences = None if own.train.core == "none" else self.train.num_envs * agents
-            own.learn.check_samples(self.train.steps_per_iteration * agents, sequences)
+            core = own.train.core != "none"
+            for group in groups:
+                own.learn.check_group(group, core)
+            lanes = self.train.num_envs * sum(group.agents for group in groups)
+            own.learn.check_rollout(self.train.rollout, lanes, core)
 
     def to_json(self) -> str:
         parts = {"world": self.world, "train": asdict(self.train), "learn": asdict(self.learn)}
@@ -336,6 +342,9 @@ def parse_job(world: str, arguments: list[str], command: str = "shoal train") ->
     start = _starting_point(cls, early.get("--algo", "ppo"), early.get("--device", "auto"))
     algo, device, run, learn, sizes = start
     learn_class = LEARNERS[algo][0]
+    arguments = _spelled_out(
+        arguments, cls.Config, {f.name for kind in (TrainConfig, learn_class) for f in fields(kind)}
+    )
     options = make_dataclass(
         "Options",
         [
@@ -362,6 +371,24 @@ def _joined(shipped: tuple[str, ...], chosen: tuple[str, ...], given: Any) -> tu
     """A world's settings of single groups, less those that the user has set for all groups, then the user's own."""
     left = [entry for entry in shipped if entry.partition("=")[0].rpartition(".")[2] not in given]
     return (*left, *(entry for entry in chosen if entry not in left))
+
+
+def _is_bare(hint: Any) -> bool:
+    """Whether a setting of a world is a flag without the prefix already."""
+    return any(getattr(note, "prefix_name", None) is False for note in getattr(hint, "__metadata__", ()))
+
+
+def _spelled_out(arguments: list[str], world_config: Any, taken: set[str]) -> list[str]:
+    """`--scenes` as `--world.scenes`: settings of the world need no prefix where nothing else has their name."""
+    hints = get_type_hints(world_config, include_extras=True)
+    bare = {name for name, hint in hints.items() if _is_bare(hint)}
+    own = {f.name.replace("_", "-") for f in fields(world_config) if f.name not in taken | bare}
+    words = []
+    for word in arguments:
+        name = word.partition("=")[0].removeprefix("--").replace("_", "-")
+        ours = word.startswith("--") and (name in own or name.removeprefix("no-") in own)
+        words.append(f"--world.{word[2:]}" if ours else word)
+    return words
 
 
 def _early(arguments: list[str], flags: tuple[str, ...]) -> dict[str, str]:

@@ -13,9 +13,9 @@ import torch
 from shoal.core.world import Group, World
 from shoal.errors import ShoalError
 from shoal.learn.rollout import grow, stacked
-from shoal.policy import ActorCritic, mlp_torso
+from shoal.policy import ActorCritic, Policy, mlp_torso
 from shoal.run.build import make_world
-from shoal.run.collect import action_noise
+from shoal.run.collect import action_noise, explore
 from shoal.run.config import Job
 
 EVALUATION_SEED = 1_000_003
@@ -23,6 +23,9 @@ EVALUATION_SEED = 1_000_003
 
 LONGEST = 50_000
 """Steps after which an evaluation of a world without a time limit gives up."""
+
+PLAYED_EPSILON = 0.05
+"""How often a policy of Q-values acts at random where actions are to be drawn."""
 
 SCENES_SHOWN = 20
 """Scenes that are printed, the worst first."""
@@ -154,10 +157,10 @@ class RandomPolicy(ActorCritic):
 class Player:
     """Policies (by group) playing a world, step by step, without learning.
 
-    `sample` draws actions instead of taking the likeliest; random policies always do.
+    `sample` draws actions instead of taking the likeliest; random policies always do. Networks have no noise inside.
     """
 
-    def __init__(self, world: World, policies: dict[str, ActorCritic], seed: int, sample: bool):
+    def __init__(self, world: World, policies: Mapping[str, Policy], seed: int, sample: bool):
         self.world, self.policies = world, policies
         self.counter = torch.zeros(1, dtype=torch.int32, device=world.device)
         actors = {
@@ -187,14 +190,18 @@ class Player:
         actions = {}
         for g in self.world.groups:
             out, policy = self.world.outputs.groups[g.name], self.policies[g.name]
+            policy.quieten()
             mask = None if out.action_mask is None else out.action_mask.flatten(0, 1)
             seen, state = stacked(self._window[g.name], self._age if g.stack > 1 else None), self._state.get(g.name)
             if state is None:
                 params = policy.distribution(seen, mask)
             else:
+                assert isinstance(policy, ActorCritic)
                 params, _, after = policy.step(seen, state.flatten(0, 1), mask)
                 state.copy_(after.view_as(state))
             if g.name in self.noise:
+                if policy.explores:
+                    explore(self.noise[g.name], PLAYED_EPSILON)
                 action, _ = policy.head.sample(params, self.noise[g.name][0])
             else:
                 action = policy.head.mode(params)
@@ -211,7 +218,7 @@ class Player:
 
 def evaluate(
     job: Job,
-    policies: dict[str, ActorCritic],
+    policies: Mapping[str, Policy],
     episodes: int,
     seed: int | None = None,
     sample: bool | None = None,

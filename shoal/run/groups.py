@@ -1,11 +1,11 @@
 """Settings of single groups: read, checked, and what `--freeze` and `--load` mean."""
 
-import types
 import typing
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from shoal.core.settings import read_setting
 from shoal.errors import ShoalError, unknown
 from shoal.run.config import POLICY_SETTINGS, Job, TrainConfig, load_job
 from shoal.worlds import full_path
@@ -25,7 +25,7 @@ def checked(job: Job) -> Job:
     for name, path in loads(job).items():
         if name not in names:
             raise unknown("group to load:", name, names)
-        loaded += _network_of(path, name)
+        loaded += _network_of(job, path, name)
     job = replace(job, train=replace(job.train, per_group=(*loaded, *job.train.per_group)))
     for name in overrides(job):
         if name not in names:
@@ -67,35 +67,22 @@ def overrides(job: Job) -> dict[str, dict[str, Any]]:
             raise ShoalError(f"--per-group must be GROUP.SETTING=VALUE, got {entry!r}.")
         if key not in hints:
             raise unknown(f"setting of group {name}:", key, hints)
-        found.setdefault(name, {})[key] = _value(entry, text, hints[key])
+        found.setdefault(name, {})[key] = read_setting(f"--per-group {entry}", text, hints[key])
     return found
 
 
-def _value(entry: str, text: str, kind: Any) -> Any:
-    """Text as a value of a setting's type."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    try:
-        if origin in (typing.Union, types.UnionType):
-            if text.lower() == "none":
-                return None
-            return _value(entry, text, next(a for a in arguments if a is not type(None)))
-        if origin is tuple:
-            return tuple(_value(entry, part, arguments[0]) for part in text.split(",") if part)
-        if kind is bool:
-            return {"true": True, "false": False}[text.lower()]
-        return text if origin is typing.Literal or kind is str else kind(text)
-    except (ValueError, KeyError):
-        wanted = getattr(kind, "__name__", str(kind))
-        raise ShoalError(f"--per-group {entry}: {text!r} is no {wanted}.") from None
-
-
-def _network_of(path: Path, name: str) -> list[str]:
+def _network_of(job: Job, path: Path, name: str) -> list[str]:
     """The network of a policy in another run, as settings of a group of this one."""
-    job = load_job(path)
-    train = job.for_policy(job.policy_of(same_group(job, name, path))).train
+    other = load_job(path)
+    if type(other.learn).network != type(job.learn).network:
+        raise ShoalError(
+            f"--load {name}={path}: that run's policy was made for {other.train.algo}, and {job.train.algo} has "
+            "another kind of network; train with the same --algo."
+        )
+    own = other.for_policy(other.policy_of(same_group(other, name, path)))
     settings = []
-    for key in POLICY_SETTINGS:
-        value = getattr(train, key)
+    for key in (*POLICY_SETTINGS, *own.learn.network):
+        value = getattr(own.train, key) if key in POLICY_SETTINGS else getattr(own.learn, key)
         text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
         settings.append(f"{name}.{key}={full_path(text) if key == 'policy' else text}")
     return settings

@@ -8,9 +8,11 @@ import torch
 from shoal.core.world import World
 from shoal.core.wrappers import FrameStack, Wrapper
 from shoal.errors import ShoalError
-from shoal.learn.policy_gradient import BYTES_PER_ACTIVATION, activation_memory
+from shoal.learn import QConfig
+from shoal.learn.learner import BYTES_PER_ACTIVATION, activation_memory
+from shoal.learn.replay import Replay
 from shoal.learn.rollout import allocate
-from shoal.policy import ActorCritic
+from shoal.policy import Policy
 from shoal.run.build import make_policies, make_world
 from shoal.run.collect import truncations
 from shoal.run.config import Job
@@ -44,6 +46,8 @@ class Estimate:
     update: int
     """Per env: activations of an update, up to `update_limit` in all, since large updates are made in passes."""
     update_limit: int
+    replay: int
+    """Whatever the number of envs: experience that is remembered."""
     reserved: int
     """Whatever the number of envs."""
     free: int
@@ -55,10 +59,10 @@ class Estimate:
     @property
     def fits(self) -> int:
         """The largest number of envs."""
-        free = max(0, self.free - self.reserved)
+        free = max(0, self.free - self.reserved - self.replay)
         count = free // (self.per_env + self.update)
         if count * self.update > self.update_limit:
-            count = (free - self.update_limit) // self.per_env
+            count = max(0, free - self.update_limit) // self.per_env
         return count
 
     def __str__(self) -> str:
@@ -66,6 +70,7 @@ class Estimate:
             f"{self.num_envs:,} envs x {self.agents:,} agent(s): {size(self.per_env)} per env "
             f"({size(self.state)} state, {size(self.rollout)} rollout, {size(self.acting)} acting), "
             f"{size(self.num_envs * self.per_env)} in all, "
+            f"{f'{size(self.replay)} of replay ' if self.replay else ''}"
             f"and {size(min(self.update_limit, self.num_envs * self.update))} for updates; "
             f"about {self.fits:,} envs fit"
         )
@@ -78,24 +83,33 @@ def estimate(job: Job, free: int | None = None) -> Estimate:
     with torch.device("meta"):
         world = make_world(nowhere, COUNTED)
         policies = make_policies(nowhere, world)
-    rollout = acting = update = update_limit = 0
+    rollout = acting = update = update_limit = replay = 0
     steps, kept = job.train.rollout, truncations(world.time_limit, job.train.rollout)
     for name, groups in job.teams().items():
         inside = [world.group(g.name) for g in groups]
         agents = sum(g.agents for g in inside)
-        memory = allocate(inside, steps, COUNTED, kept, torch.device("meta"), policies[name].state_size)
-        rollout += memory.nbytes // COUNTED + steps * agents * 4 * policies[name].head.noise_width
+        policy = policies[name]
+        memory = allocate(
+            inside, steps, COUNTED, kept, torch.device("meta"), policy.state_size, explores=policy.explores
+        )
+        rollout += memory.nbytes // COUNTED + steps * agents * 4 * policy.head.noise_width
         # How episodes end, before it is put in its place; how many places are taken; actions as the world wants them.
         rollout += (memory.observation[-1].nbytes + (0 if memory.alive is None else memory.alive[-1].nbytes)) // COUNTED
-        rollout += 2 * 4 + (memory.action[0].nbytes // COUNTED if policies[name].head.gaussian_noise else 0)
+        rollout += 2 * 4 + (memory.action[0].nbytes // COUNTED if policy.head.gaussian_noise else 0)
         learn = job.for_policy(name).learn
-        numbers = _activations(policies[name])
-        if name not in job.train.freeze:
+        numbers = _activations(policy)
+        bytes_each = BYTES_PER_ACTIVATION[job.train.precision] * numbers
+        if name in job.train.freeze:
+            pass
+        elif isinstance(learn, QConfig):
+            replay += Replay.bytes_per_step(memory, learn.prioritised) * learn.replay_size // (COUNTED * agents)
+            # A batch goes through the network that learns, and what comes later through it and its target.
+            update = update_limit = max(update, 3 * bytes_each * learn.batch_size)
+        else:
             # Advantages and targets; weights of samples where agents leave; the order of PPO's samples or sequences.
             per_step = 2 + (memory.alive is not None or memory.acting is not None)
-            ordered = (1 if policies[name].state_size else steps) if hasattr(learn, "minibatches") else 0
+            ordered = (1 if policy.state_size else steps) if hasattr(learn, "minibatches") else 0
             rollout += 4 * agents * (steps * per_step + ordered + kept + 1)
-            bytes_each = BYTES_PER_ACTIVATION[job.train.precision] * numbers
             update = max(update, bytes_each * agents * steps // getattr(learn, "minibatches", 1))
             whole = activation_memory(torch.device(job.train.device))
             update_limit = max(update_limit, learn.pass_size * bytes_each if learn.pass_size else whole)
@@ -108,6 +122,7 @@ def estimate(job: Job, free: int | None = None) -> Estimate:
         acting=acting,
         update=update,
         update_limit=update_limit,
+        replay=replay,
         reserved=RESERVED[kind],
         free=free_memory(job.train.device) if free is None else free,
     )
@@ -125,7 +140,7 @@ def _state(world: World) -> int:
     return world.bytes_per_env + shown + _state(world.world) - world.world.bytes_per_env
 
 
-def _activations(policy: ActorCritic) -> int:
+def _activations(policy: Policy) -> int:
     with torch.device("meta"):
         return policy.activations()
 

@@ -3,16 +3,18 @@
 import json
 import signal
 import time
+import typing
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from shoal.core.settings import read_setting
 from shoal.core.world import World
 from shoal.errors import ShoalError, unknown
-from shoal.policy import ActorCritic
+from shoal.policy import Policy
 from shoal.run.build import by_group, make_policies, make_world
 from shoal.run.checkpoint import Checkpoint, compare, load_checkpoint, load_latest
 from shoal.run.config import Job, load_job, make_job, pick_device, to_count
@@ -45,7 +47,7 @@ class SaveFailed(ShoalError):
 class Run:
     """A finished or interrupted run: its folder, its job and the policy of every group."""
 
-    def __init__(self, folder: RunFolder, job: Job, policies: dict[str, ActorCritic]):
+    def __init__(self, folder: RunFolder, job: Job, policies: dict[str, Policy]):
         self.folder, self.job, self.policies = folder, job, policies
 
     @property
@@ -116,13 +118,15 @@ def load_run(
     device: str | None = None,
     random: Sequence[str] = (),
     others: Sequence[str] = (),
+    settings: Sequence[str] = (),
 ) -> Run:
     """A run with the weights of one of its checkpoints (`best`, `last` or a step number), for playing.
 
     `random` names groups that play at random instead, `others` groups that another run plays for: "runner=RUN".
+    `settings` are other ones of the world: "max_steps=100".
     """
     folder = RunFolder.open(path)
-    job = load_job(folder.path)
+    job = _elsewhere(load_job(folder.path), settings)
     wanted = pick_device(device or "auto")
     job = replace(job, train=replace(job.train, device=wanted))
     checkpoint = load_checkpoint(folder.pick(which), wanted)
@@ -144,20 +148,37 @@ def load_run(
     return Run(folder, job, played)
 
 
-def _take_weights(policy: ActorCritic, checkpoint: Checkpoint, name: str) -> None:
+def _elsewhere(job: Job, settings: Sequence[str]) -> Job:
+    """The job with other settings of its world, NAME=VALUE each."""
+    hints = typing.get_type_hints(type(job.world_config))
+    changed = {}
+    for entry in settings:
+        name, equals, text = entry.partition("=")
+        key = name.replace("-", "_")
+        if not equals:
+            raise ShoalError(f"--set must be NAME=VALUE, got {entry!r}.")
+        if key not in {f.name for f in fields(job.world_config)}:
+            raise unknown(f"setting of {job.world}", name, [f.name for f in fields(job.world_config)])
+        changed[key] = read_setting(f"--set {entry}", text, hints[key])
+    return replace(job, world_config=replace(job.world_config, **changed))
+
+
+def _take_weights(policy: Policy, checkpoint: Checkpoint, name: str) -> None:
     """Fill a policy from a checkpoint, or list what does not fit."""
     saved = part_of(checkpoint.state, f"policy.{name}.")
     compare(saved, policy.state_dict(), checkpoint.path)
     policy.load_state_dict(saved)
 
 
-def _load_others(job: Job, policies: dict[str, ActorCritic]) -> None:
+def _load_others(job: Job, trainer: Trainer) -> None:
     """Give the groups that `--load` names the best policy of another run."""
     for name, path in loads(job).items():
         other = load_job(path)
         group = same_group(other, name, path)
         checkpoint = load_checkpoint(RunFolder.open(path).pick("best"), job.train.device)
-        _take_weights(policies[name], checkpoint, other.policy_of(group))
+        _take_weights(trainer.policies[name], checkpoint, other.policy_of(group))
+        if name in trainer.learners:
+            trainer.learners[name].adopt()
 
 
 class _Session:
@@ -177,7 +198,7 @@ class _Session:
         except torch.cuda.OutOfMemoryError:
             raise out_of_memory(job) from None
         if checkpoint is None:
-            _load_others(job, self.trainer.policies)
+            _load_others(job, self.trainer)
         for remark in self.trainer.collector.remarks():
             self.progress.say(remark)
         for name, learner in self.trainer.learners.items():

@@ -1,6 +1,8 @@
 """The trainer: collect, learn, count. It knows nothing of files or terminals."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -8,7 +10,7 @@ import torch
 from shoal.core.graph import Graphed
 from shoal.errors import ShoalError
 from shoal.host.world import HostWorld
-from shoal.learn import LEARNERS, PolicyGradient
+from shoal.learn import LEARNERS, Learner
 from shoal.run.build import make_policies, make_world
 from shoal.run.collect import Collector
 from shoal.run.config import Job
@@ -33,7 +35,7 @@ class Trainer:
             self.world, self.policies, config.rollout, config.seed, teams, compiled=compiled, bf16=bf16, **more
         )
         learner = LEARNERS[config.algo][1]
-        self.learners: dict[str, PolicyGradient] = {
+        self.learners: dict[str, Learner] = {
             name: learner(
                 policy, self.collector.rollouts[name], job.for_policy(name).learn, config.seed, compiled, bf16
             )
@@ -41,8 +43,12 @@ class Trainer:
             if name not in config.freeze
         }
         self.iteration = 0
-        self._collect = Graphed(self.collector.collect, self.world.device, config.graph and self.world.on_device)
-        self._learn = Graphed(self._update, self.world.device, config.graph)
+        device = self.world.device
+        self._collect = Graphed(self.collector.collect, device, config.graph and self.world.on_device)
+        keeps = any(type(made).store is not Learner.store for made in self.learners.values())
+        self._store = Graphed(self._store_all, device, config.graph and keeps)
+        pool = torch.cuda.graph_pool_handle() if config.graph and device.type == "cuda" else None
+        self._updates = {name: Graphed(made.update, device, config.graph, pool) for name, made in self.learners.items()}
         self._episodes_read = 0.0
         self._returns_read: dict[str, float] = {g.name: 0.0 for g in self.world.groups}
         self._reports_read: dict[str, float] = {}
@@ -65,27 +71,30 @@ class Trainer:
 
     def collect(self) -> None:
         """One rollout."""
-        self._collect()
+        with _torch_threads(self.job.train.threads):
+            self._collect()
 
     def learn(self) -> None:
-        """One update from the rollout."""
+        """Learn from the rollout, by as many updates as it calls for."""
         progress = min(1.0, self.iteration / self.job.train.iterations)
         for learner in self.learners.values():
             learner.set_progress(progress)
-        self._learn()
+        with _torch_threads(self.job.train.threads):
+            self._store()
+            for name, learner in self.learners.items():
+                for _ in range(learner.due((self.iteration + 1) * learner.rollout.samples)):
+                    self._updates[name]()
 
     def iterate(self) -> None:
-        """One rollout and one update."""
+        """One rollout, and learning from it."""
         self.world.tend()
         self.collect()
         self.learn()
         self.iteration += 1
 
-    def _update(self) -> None:
+    def _store_all(self) -> None:
         for learner in self.learners.values():
-            learner.update()
-        for rollout in self.collector.rollouts.values():
-            rollout.version.add_(1)
+            learner.store()
 
     def read_metrics(self) -> dict[str, float]:
         """Means since the last reading, under the names people know. Waits for the device."""
@@ -174,6 +183,8 @@ class Trainer:
                 tensor.copy_(state[key])
         if not self.world.resumable:
             self.collector.show_current()
+            for learner in self.learners.values():
+                learner.cut()
         self.iteration = iteration
         stats = self.world.statistics()
         self._episodes_read = float(stats.episodes.sum())
@@ -193,6 +204,15 @@ class BadNumbers(ShoalError):
 def part_of(state: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
     """The entries under a prefix, without it."""
     return {k[len(prefix) :]: v for k, v in state.items() if k.startswith(prefix)}
+
+
+@contextmanager
+def _torch_threads(count: int | None) -> Iterator[None]:
+    """So many threads for operations of torch (None: as many as before)."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    yield
+    torch.set_num_threads(before)
 
 
 def _set_precision(deterministic: bool) -> None:

@@ -91,6 +91,21 @@ class Acrobot(KernelWorld):
         common=dict(rollout=64, lr=2.5e-3, normalise_observation=True, normalise_reward=True),
         cpu=dict(total_steps=1_000_000, num_envs=128),
         gpu=dict(total_steps=16_000_000, num_envs=2048),
+        dqn=dict(rollout=4, lr=1e-3, anneal="linear", n_step=3, double=True, huber=None, target_period=50),
+        dqn_cpu=dict(total_steps=200_000, num_envs=64, learning_starts=10_000, replay_size=200_000),
+        rainbow=dict(
+            rollout=4,
+            lr=1e-3,
+            anneal="linear",
+            v_min=-100.0,
+            v_max=0.0,
+            target_period=50,
+            replay_ratio=4.0,
+            noisy=False,
+            epsilon_end=0.05,
+            epsilon_share=0.3,
+        ),
+        rainbow_cpu=dict(total_steps=200_000, num_envs=64, learning_starts=10_000, replay_size=200_000),
     )
 
     def picture(self, canvas, env):

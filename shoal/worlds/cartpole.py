@@ -92,6 +92,20 @@ class CartPole(KernelWorld):
         cpu=dict(total_steps=1_000_000, num_envs=256),
         gpu=dict(total_steps=20_000_000, num_envs=4096),
         ppo=dict(normalise_reward=True),
+        dqn=dict(
+            rollout=4,
+            lr=1e-3,
+            anneal="linear",
+            normalise_observation=True,
+            n_step=3,
+            double=True,
+            huber=None,
+            target_period=25,
+            learning_starts=10_000,
+            replay_size=200_000,
+            epsilon_share=0.3,
+        ),
+        dqn_cpu=dict(total_steps=200_000, num_envs=64),
         a2c_cpu=dict(total_steps=500_000, num_envs=32, rollout=16, lr=4e-3, normalise_advantage=False),
     )
 

@@ -87,6 +87,21 @@ class MountainCar(KernelWorld):
         common=dict(action_repeat=4, lr=2.5e-3, entropy=0.01, normalise_observation=True, normalise_reward=True),
         cpu=dict(total_steps=1_000_000, num_envs=256, rollout=32),
         gpu=dict(total_steps=16_000_000, num_envs=4096, rollout=32),
+        # Q-values begin at 0, above anything there is to win: that drives the car where it has not been.
+        dqn=dict(
+            action_repeat=1,
+            rollout=4,
+            lr=1e-3,
+            anneal="linear",
+            n_step=5,
+            double=True,
+            huber=None,
+            target_period=100,
+            epsilon=0.1,
+            epsilon_end=0.0,
+            epsilon_share=0.9,
+        ),
+        dqn_cpu=dict(total_steps=800_000, num_envs=32, learning_starts=5_000, replay_size=800_000),
     )
 
     def picture(self, canvas, env):

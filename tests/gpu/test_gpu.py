@@ -68,6 +68,9 @@ def test_env_of_a_small_and_a_large_batch_walks_alike():
     assert torch.equal(worlds[0].store.episode, worlds[1].store.episode[:8])
 
 
+REPLAY = dict(batch_size=512, replay_size=2**16, replay_ratio=0.5, learning_starts=1000, double=True, prioritised=True)
+
+
 @pytest.mark.parametrize(
     ("world", "settings"),
     [
@@ -77,6 +80,9 @@ def test_env_of_a_small_and_a_large_batch_walks_alike():
         ("cartpole", dict(algo="ppo", action_repeat=2, frame_stack=2, time_limit=20)),
         ("cartpole", dict(algo="ppo", core="lstm", core_size=32, frame_stack=3, time_limit=20, target_kl=0.02)),
         ("pendulum", dict(algo="a2c", core="gru", core_size=32, pass_size=1000, normalise_observation=True)),
+        ("cartpole", dict(algo="dqn", frame_stack=2, time_limit=20, tau=0.1, **REPLAY)),
+        ("cartpole", dict(algo="rainbow", normalise_observation=True, **REPLAY)),
+        ("tag-grid", dict(algo="dqn", one_policy=False, quantiles=5, **REPLAY)),
         ("tag-grid", dict(algo="ppo", one_policy=True)),
         ("tag-continuous", dict(algo="a2c", pass_size=5000, observation_type="bfloat16")),
     ],

@@ -1,16 +1,20 @@
 """Flee, Explore, images of colours, and several agents in one env."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
+from shoal.nav.episodes import sample_episodes, write_episodes
 from shoal.nav.explore import Explore, ExploreConfig
 from shoal.nav.flee import Flee
 from shoal.nav.pointnav import PointNav, PointNavConfig
 from shoal.nav.queries import Pathfinder
-from shoal.nav.world import FORWARD, LEFT, STOP, NavConfig
+from shoal.nav.world import FORWARD, LEFT, STOP, NavConfig, _unseen
 from shoal.render.renderer import Renderer, heading
+from shoal.run.config import make_job
+from shoal.run.trainer import Trainer
 from tests.nav.rooms import room, write_obj
 
 SIZE = 16
@@ -153,3 +157,44 @@ def test_what_an_agent_is_paid_ends_when_it_stops(make):
         act(world, FORWARD, LEFT)
         assert (world.store.reward[:, 0] == 0).all()
     assert (world.store.success == 0.5).all()
+
+
+def test_episodes_of_a_file_are_played(make, tmp_path):
+    """In training any of them, in an evaluation each in turn."""
+    world = make(PointNav, PointNavConfig)
+    episodes = replace(sample_episodes(Pathfinder(world._site.ground), 5, seed=1), scene=world.config.scenes)
+    write_episodes(tmp_path, "val", [episodes])
+    files = dict(episode_files=str(tmp_path / "val"), test_episode_files=str(tmp_path / "val"))
+    places = torch.from_numpy(episodes.starts)
+    for playing in (False, True):
+        world = make(PointNav, PointNavConfig, envs=10, playing=playing, **files)
+        which = torch.cdist(world.store.place[:, 0], places).argmin(1)
+        torch.testing.assert_close(world.store.place[:, 0], places[which], atol=0.02, rtol=0)
+        torch.testing.assert_close(world.store.goal[:, 0], torch.from_numpy(episodes.goals)[which], atol=0.02, rtol=0)
+        torch.testing.assert_close(world.store.yaw[:, 0], torch.from_numpy(episodes.yaws)[which], atol=1e-3, rtol=0)
+        if playing:
+            assert which.tolist() == [0, 1, 2, 3, 4] * 2
+
+
+def test_evaluations_are_in_scenes_that_were_not_trained_in():
+    assert _unseen("house:train") == "house:test"
+    assert _unseen("cabin:0-99@0.5") == "cabin:test@0.5"
+    assert _unseen("folder/of/glb") == "folder/of/glb"
+
+
+def test_an_agent_learns_to_walk_to_its_goal(make):
+    """A short training, by depth, in one room, with goals that are easy to reach: each third beats the one before."""
+    scene = make(PointNav, PointNavConfig).config.scenes
+    easy = dict(reach=1.0, min_distance=1.5, max_distance=5.0, max_steps=60)
+    world = dict(scenes=scene, up="z", resident=1, goals=16, size=SIZE, **easy)
+    job = make_job("pointnav", device="cpu", seed=1, total_steps=30_000, world_config=world, anneal="none")
+    trainer, rewards = Trainer(job), []
+    for share in (1, 2, 3):
+        while trainer.steps < 10_000 * share:
+            trainer.iterate()
+        found = trainer.read_metrics()
+        rewards.append(found["rollout/ep_rew_mean"])
+    trainer.world.close()
+    assert rewards[0] < rewards[1] < rewards[2]
+    assert rewards[2] > rewards[0] + 0.12
+    assert found["rollout/soft_spl"] > 0.03

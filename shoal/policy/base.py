@@ -1,0 +1,129 @@
+"""What every policy has: a torso, perhaps a core, and running normalisation of what it sees."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from shoal.core.launch import Plan
+from shoal.core.world import Group
+from shoal.errors import ShoalError
+from shoal.policy.core import CoreMaker
+from shoal.policy.mlp import MLP, Torso
+from shoal.policy.normalise import RunningMoments
+
+OBSERVATION_CLIP = 10.0
+"""Normalised observations are cut off at this many standard deviations."""
+
+
+class Policy(nn.Module):
+    """Base of the policies: a torso, perhaps a core, and running moments of what is seen; heads are a policy's own.
+
+    A torso may say that it `takes_bytes`: images then reach it as uint8, and it scales them itself; or that it
+    `scales_all` that it sees; or it names, as `pixels`, the numbers of a vector that it scales. None of these are
+    normalised, whatever `normalise` says. A torso that has running moments of its own (`has_moments`) is told what was
+    seen by `take_in`.
+    """
+
+    head: Any
+    """From features to actions; see shoal/policy/heads.py."""
+    explores = False
+    """Whether its actions are random by a rate that rollouts hold (`Rollout.epsilon`), not by a distribution."""
+
+    def __init__(self, group: Group, torso: Torso, normalise: bool, core: CoreMaker | None = None):
+        super().__init__()
+        shape = group.seen.shape
+        self.group = group
+        self.shared = core is not None
+        """Whether values come with the actions."""
+        self.moments = RunningMoments(shape)
+        self.policy_torso = torso(shape)
+        self.as_bytes = group.observation.dtype == torch.uint8 and getattr(self.policy_torso, "takes_bytes", False)
+        self.normalise = normalise and not self.as_bytes and not getattr(self.policy_torso, "scales_all", False)
+        features = _features(self.policy_torso, shape)
+        self.core = None if core is None else core(features)
+        self.state_size = 0 if self.core is None else self.core.state_size
+        """Numbers that an agent remembers (0: there is no core)."""
+        self.features = features if self.core is None else self.core.size
+        """Width of what heads stand on."""
+
+    def _see(self, observation: torch.Tensor) -> torch.Tensor:
+        if self.as_bytes:
+            return observation
+        observation = observation.float()
+        if not self.normalise:
+            return observation
+        scaled = (observation - self.moments.mean) * self.moments.scale()
+        scaled = scaled.clamp(-OBSERVATION_CLIP, OBSERVATION_CLIP)
+        pixels = getattr(self.policy_torso, "pixels", None)
+        return scaled if pixels is None else torch.where(pixels, observation, scaled)
+
+    def distribution(self, observation: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """What the head chooses by, [batch, width]."""
+        raise ShoalError("Policy is the base of ActorCritic and QPolicy; use one of them.")
+
+    def noise_plan(self, seed: int, stream: int, counter: torch.Tensor) -> Plan | None:
+        """What fills the network with fresh noise, keyed by a counter on the device (None: there is none in it)."""
+        return None
+
+    def quieten(self) -> None:
+        """Take all noise out of the network, until it is filled again."""
+
+    @property
+    def has_moments(self) -> bool:
+        """Whether anything is normalised by what was seen before."""
+        return self.normalise or any(getattr(torso, "has_moments", False) for torso in self._torsos())
+
+    def take_in(self, observation: torch.Tensor, weight: torch.Tensor | None = None) -> None:
+        """Let running moments know what was seen [batch, *seen]; `weight` [batch] of 0 and 1 leaves samples out."""
+        if self.normalise:
+            self.moments.merge(observation, weight)
+        for torso in self._torsos():
+            if getattr(torso, "has_moments", False):
+                torso.take_in(observation, weight)
+
+    def _torsos(self) -> list[nn.Module]:
+        return [self.policy_torso]
+
+    def activations(self) -> int:
+        """Numbers that one sample leaves behind on its way through: what an update has to keep."""
+        counted = [self.head.linear.out_features, 1]
+        if self.group.stack > 1:  # what is seen is put together for the occasion
+            counted.append(self.group.seen.size)
+        if self.core is not None:
+            counted.append(self.core.activations())
+        for torso in self._torsos():
+            counted.append(_numbers(torso, self.moments.mean.shape))
+        return sum(counted)
+
+
+def _numbers(torso: nn.Module, shape: tuple[int, ...]) -> int:
+    """Numbers that one sample leaves behind in a torso: two per output of a layer of an MLP, else one per output.
+
+    A torso whose layers are no modules of their own counts by itself (`activations`).
+    """
+    if hasattr(torso, "activations"):
+        return torso.activations()
+    mlps = [m for m in torso.modules() if isinstance(m, MLP)]  # these do not call their layers as modules
+    inside = {m for mlp in mlps for m in mlp.modules()}
+    counted = [2 * m.out_features for m in inside if isinstance(m, nn.Linear)]
+    modules = [m for m in torso.modules() if m not in inside and not list(m.children())]
+    hooks = [m.register_forward_hook(lambda *given: counted.append(given[-1].numel())) for m in modules]
+    with torch.no_grad():
+        weight = next(torso.parameters(), torch.zeros(0))
+        torso(torch.zeros(1, *shape, device=weight.device))
+    for hook in hooks:
+        hook.remove()
+    return sum(counted)
+
+
+def _features(torso: nn.Module, shape: tuple[int, ...]) -> int:
+    """The width of a torso's output, found by showing it one observation."""
+    with torch.no_grad():
+        out = torso(torch.zeros(1, *shape))
+    if not isinstance(out, torch.Tensor) or out.ndim != 2 or out.shape[0] != 1:
+        got = tuple(out.shape) if isinstance(out, torch.Tensor) else type(out).__name__
+        raise ShoalError(
+            f"The policy network must map [batch, {', '.join(map(str, shape))}] to [batch, features]; got {got}."
+        )
+    return out.shape[1]
