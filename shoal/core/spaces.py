@@ -17,10 +17,16 @@ class Discrete:
     """One choice out of `n`, stored as int32."""
 
     n: int
+    odds: tuple[float, ...] = ()
+    """How likely a new policy makes each choice, compared with the others (none: all alike). Low for what ends an
+    episode: with few choices, chance would end it before anything is learnt."""
 
     def __post_init__(self):
+        object.__setattr__(self, "odds", tuple(float(x) for x in self.odds))
         if self.n < 1:
             raise ShoalError(f"Discrete needs at least one choice, got n={self.n}.")
+        if self.odds and (len(self.odds) != self.n or min(self.odds) <= 0):
+            raise ShoalError(f"Discrete needs odds above 0 for each of its {self.n} choices, got {self.odds}.")
 
     @property
     def shape(self) -> tuple[int, ...]:

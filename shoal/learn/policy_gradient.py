@@ -139,7 +139,8 @@ class PolicyGradient(Learner):
         limit = activation_memory(self.device) // each
         self.pass_size = config.pass_size or max(1, limit)
         self._workers = None
-        if self.device.type == "cpu" and not compiled and policy.activations() >= HEAVY and cpu_threads() > 1:
+        heavy = config.pass_size is None and policy.activations() >= HEAVY
+        if heavy and self.device.type == "cpu" and not compiled and cpu_threads() > 1:
             share = -(-config.batch(rollout.samples) // cpu_threads())
             self.pass_size = min(self.pass_size, max(self._each, share))
             self._workers = ThreadPoolExecutor(cpu_threads(), initializer=lambda: torch.set_num_threads(1))

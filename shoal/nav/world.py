@@ -27,6 +27,9 @@ from shoal.scene.sources import expand
 
 STOP, FORWARD, LEFT, RIGHT = 0, 1, 2, 3
 
+STOP_ODDS = 0.03
+"""How likely a new policy stops, compared with each other action: about once in a hundred steps."""
+
 PREVIOUS = 5
 """What the last action can have been: one of four, or none yet."""
 
@@ -212,7 +215,7 @@ class NavWorld(KernelWorld):
         total = sum(math.prod(shape) for _, shape in parts)
         kinds = {name: KINDS[name] for name, _ in parts if name in KINDS}
         box = Box((total,), dtype=torch.float16, parts=parts, kinds=kinds)
-        action = Discrete(4 if cls.stops else 3)
+        action = Discrete(4, odds=(STOP_ODDS, 1.0, 1.0, 1.0)) if cls.stops else Discrete(3)
         return (Group("agent", box, action, agents=config.agents, leaves=cls.stops and config.agents > 1),)
 
     @classmethod

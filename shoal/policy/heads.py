@@ -43,12 +43,14 @@ class CategoricalHead(Head):
 
     gaussian_noise = False
 
-    def __init__(self, features: int, nvec: tuple[int, ...], flat: bool):
+    def __init__(self, features: int, nvec: tuple[int, ...], flat: bool, odds: tuple[float, ...] = ()):
         super().__init__()
         self.nvec = nvec
         self.flat = flat
         self.noise_width = len(nvec)
         self.linear = orthogonal(nn.Linear(features, sum(nvec)), 0.01)
+        if odds:
+            self.linear.bias.data.copy_(torch.tensor(odds).log())
 
     def params(self, raw: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         logits = raw.float()
@@ -149,11 +151,12 @@ class MixedHead(Head):
         self.param_widths = [
             2 * n if part.gaussian_noise else n for part, n in zip(parts, self.raw_widths, strict=True)
         ]
+        self.linear = orthogonal(nn.Linear(features, sum(self.raw_widths)), 0.01)
+        self.linear.bias.data.copy_(torch.cat([part.linear.bias.detach() for part in parts]))
         for part in parts:
             del part.linear
         self.parts = nn.ModuleList(parts)
         self.noise_width = sum(space.widths)
-        self.linear = orthogonal(nn.Linear(features, sum(self.raw_widths)), 0.01)
 
     def params(self, raw: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         pieces = zip(self.parts, raw.split(self.raw_widths, dim=-1), strict=True)
@@ -223,7 +226,7 @@ def inverse_cumulative(probs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor
 def make_head(space: Space, features: int, log_std: float) -> Any:
     """The head for an action space."""
     if isinstance(space, Discrete):
-        return CategoricalHead(features, (space.n,), flat=True)
+        return CategoricalHead(features, (space.n,), flat=True, odds=space.odds)
     if isinstance(space, MultiDiscrete):
         return CategoricalHead(features, space.nvec, flat=False)
     if isinstance(space, Mixed):

@@ -10,10 +10,10 @@ BLOCKS = [(3.0, 2.0, 5.0, 4.0, 2.6), (7.0, 0.0, 7.4, 5.0, 2.6), (1.0, 5.5, 6.0, 
 
 def test_distances_are_those_of_exact_paths():
     finder = pathfinder(room(boxes=BLOCKS))
-    places, goals = finder.random(60, 1), finder.random(12, 2)
+    places, goals = finder.random(36, 1), finder.random(12, 2)
     found = finder.geodesic(places, goals).numpy()
     errors = []
-    for i in range(60):
+    for i in range(36):
         g = i % 12
         true = shortest(places[i, :2].numpy(), goals[g, :2].numpy(), BLOCKS, 0.1)
         straight = float((places[i] - goals[g]).norm())
@@ -22,7 +22,7 @@ def test_distances_are_those_of_exact_paths():
         if 1.0 < true < np.inf:
             errors.append(found[i, g] / true - 1)
     errors = np.array(errors)
-    assert len(errors) > 40
+    assert len(errors) > 24
     assert np.abs(errors).mean() < 0.02
     assert errors.min() > -0.015
     assert errors.max() < 0.05

@@ -6,6 +6,7 @@ import torch
 from torch.distributions import Categorical, Independent, Normal
 
 from shoal.core import Box, Discrete, Mixed, MultiDiscrete
+from shoal.errors import ShoalError
 from shoal.policy import CategoricalHead, GaussianHead, MixedHead, make_head
 
 JUST_BELOW_ONE = 1.0 - 2.0**-24
@@ -264,3 +265,15 @@ def test_gradients_reach_every_parameter_of_a_mixed_head():
         "parts.3.log_std",
     }
     assert all(p.grad is not None and p.grad.any() for p in head.parameters())
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_choices_begin_with_their_odds(mixed):
+    space = Discrete(4, odds=(0.03, 1.0, 1.0, 2.0))
+    head = make_head(Mixed((space, Box((2,)))) if mixed else space, 16, 0.0)
+    logits = head(torch.randn(200, 16)).detach()[:, :4]
+    wanted = torch.tensor(space.odds) / sum(space.odds)
+    torch.testing.assert_close(logits.softmax(-1).mean(0), wanted, atol=0.01, rtol=0)
+    for odds in ((1.0, 2.0), (0.0, 1.0, 1.0, 1.0)):
+        with pytest.raises(ShoalError, match="odds above 0 for each of its 4 choices"):
+            Discrete(4, odds=odds)
