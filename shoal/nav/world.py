@@ -145,7 +145,7 @@ class NavWorld(KernelWorld):
             eval_sample=True,
         ),
         cpu=dict(
-            total_steps=900_000,
+            total_steps=750_000,
             num_envs=64,
             lr=1e-3,
             policy="se-resnet9-small",
