@@ -106,10 +106,16 @@ def normal(rng: Random, stream: int):
 
 
 @wp.func
+def below(word: wp.uint32, n: int) -> int:
+    """An integer in [0, n) from a random word."""
+    return int((wp.uint64(word) * wp.uint64(n)) >> wp.uint64(32))
+
+
+@wp.func
 def integer(rng: Random, stream: int, n: int):
     """An integer in [0, n)."""
     words = random_words(rng, stream)
-    return int((wp.uint64(words[0]) * wp.uint64(n)) >> wp.uint64(32))
+    return below(words[0], n)
 
 
 @wp.kernel(enable_backward=False, module="unique", module_options={"fuse_fp": False})

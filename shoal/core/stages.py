@@ -106,6 +106,15 @@ def report(
 
 
 @wp.func
+def agents_mean(env: int, values: wp.array2d[float]) -> float:
+    """The mean over the agents of an env, summed in their order."""
+    total = float(0.0)
+    for agent in range(values.shape[1]):
+        total += values[env, agent]
+    return total / float(values.shape[1])
+
+
+@wp.func
 def finish_one(
     env: int,
     step_count: wp.array[int],
@@ -127,12 +136,9 @@ def finish_many(
     return_sum: wp.array[float],
     last_return: wp.array[float],
 ):
-    """The return of a group is the mean over its agents, summed in their order."""
+    """The return of a group is the mean over its agents."""
     if step_count[env] > 0:
-        total = float(0.0)
-        for agent in range(episode_return.shape[1]):
-            total += episode_return[env, agent]
-        mean = total / float(episode_return.shape[1])
+        mean = agents_mean(env, episode_return)
         return_sum[env] = return_sum[env] + mean
         last_return[env] = mean
 

@@ -2,7 +2,7 @@
 
 import warp as wp
 
-from shoal.core.random import philox, vec4u
+from shoal.core.random import below, philox, vec4u
 from shoal.learn.sum_tree import descend
 
 wp.set_module_options({"enable_backward": False, "fuse_fp": False, "optimization_level": 3})
@@ -101,12 +101,6 @@ def set_leaves(
 def draw_words(i: int, seed: int, counter: wp.array(dtype=int)):
     """Four random words for the i-th place of a draw."""
     return philox(vec4u(wp.uint32(i), wp.uint32(counter[0]), wp.uint32(0), DRAW_STREAM), wp.uint64(seed))
-
-
-@wp.func
-def below(word: wp.uint32, n: int) -> int:
-    """An integer in [0, n) from a random word."""
-    return int((wp.uint64(word) * wp.uint64(n)) >> wp.uint64(32))
 
 
 @wp.kernel
@@ -213,6 +207,26 @@ def frame_at(ring: Ring, row: int, env: int, agent: int, k: int) -> int:
     return (((row - back + ring.rows) % ring.rows) * ring.envs + env) * ring.agents + agent
 
 
+@wp.func
+def located(ring: Ring, place: wp.int64) -> wp.vec3i:
+    """Row (or number of the sequence), env and agent of a place."""
+    number = int(place)
+    cell = number // ring.agents
+    return wp.vec3i(cell // ring.envs, cell % ring.envs, number % ring.agents)
+
+
+@wp.func
+def place_of(ring: Ring, row: int, env: int, agent: int) -> wp.int64:
+    """The number of a place."""
+    return (wp.int64(row) * wp.int64(ring.envs) + wp.int64(env)) * wp.int64(ring.agents) + wp.int64(agent)
+
+
+@wp.func
+def final_at(ring: Ring, slot: int, env: int, agent: int) -> int:
+    """The source that stands for a final observation: below 0."""
+    return -1 - ((slot * ring.envs + env) * ring.agents + agent)
+
+
 @wp.kernel
 def look(
     first: int,
@@ -230,10 +244,10 @@ def look(
 ):
     """What followed on each place, and which frames to show."""
     i = first + wp.tid()
-    number = int(place[i])
-    agent = number % ring.agents
-    env = (number // ring.agents) % ring.envs
-    row = number // (ring.agents * ring.envs)
+    at = located(ring, place[i])
+    row = at[0]
+    env = at[1]
+    agent = at[2]
     w = look_ahead(ring, n_step, gamma, row, env, agent)
     reward[i] = w.reward
     discount[i] = w.discount
@@ -242,11 +256,11 @@ def look(
     later = row
     if not w.final:
         later = (row + w.ahead) % ring.rows
-    later_place[i] = (wp.int64(later) * wp.int64(ring.envs) + wp.int64(env)) * wp.int64(ring.agents) + wp.int64(agent)
+    later_place[i] = place_of(ring, later, env, agent)
     for k in range(ring.stack):
         source[i, k] = frame_at(ring, row, env, agent, k)
         if final:
-            later_source[i, k] = -1 - ((w.slot * ring.envs + env) * ring.agents + agent)
+            later_source[i, k] = final_at(ring, w.slot, env, agent)
         else:
             later_source[i, k] = frame_at(ring, later, env, agent, k)
 
@@ -268,15 +282,15 @@ def lay_out(
 ):
     """The rows of each sequence, which frames to show, and its first truncated episodes."""
     i = first + wp.tid()
-    number = int(place[i])
-    agent = number % ring.agents
-    env = (number // ring.agents) % ring.envs
-    begin = number // (ring.agents * ring.envs) * stride
+    which = located(ring, place[i])
+    begin = which[0] * stride
+    env = which[1]
+    agent = which[2]
     counted[i] = priority[i] > 0.0
     found = int(0)
     for t in range(at.shape[0]):
         row = (begin + t) % ring.rows
-        at[t, i] = (wp.int64(row) * wp.int64(ring.envs) + wp.int64(env)) * wp.int64(ring.agents) + wp.int64(agent)
+        at[t, i] = place_of(ring, row, env, agent)
         alive[t, i] = chooses(ring, row, env, agent)
         for k in range(ring.stack):
             source[t, i, k] = frame_at(ring, row, env, agent, k)
@@ -286,7 +300,7 @@ def lay_out(
             index = found
             final_row[found, i] = wp.int64(t)
             for k in range(ring.stack):
-                final_source[found, i, k] = -1 - (((serial % ring.kept) * ring.envs + env) * ring.agents + agent)
+                final_source[found, i, k] = final_at(ring, serial % ring.kept, env, agent)
             found += 1
         final_index[t, i] = index
     for f in range(found, final_row.shape[0]):
@@ -315,10 +329,10 @@ def look_along(
     n = first + wp.tid()
     t = n // batch
     i = n % batch
-    number = int(place[i])
-    agent = number % ring.agents
-    env = (number // ring.agents) % ring.envs
-    row = (number // (ring.agents * ring.envs) * stride + t) % ring.rows
+    which = located(ring, place[i])
+    row = (which[0] * stride + t) % ring.rows
+    env = which[1]
+    agent = which[2]
     w = look_ahead(ring, n_step, gamma, row, env, agent)
     reward[t, i] = w.reward
     discount[t, i] = w.discount

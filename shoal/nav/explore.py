@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import warp as wp
 
+from shoal.core.stages import agents_mean
 from shoal.core.store import Field
-from shoal.nav.world import NavConfig, NavWorld, draw_start, enter_scene, move, show_previous
+from shoal.nav.world import NavConfig, NavWorld, draw_start, enter_scene, keep_start, move, show_previous
 
 REACH = wp.constant(32)
 """Cells on each side of the start that are told apart."""
@@ -15,7 +16,7 @@ STOREY = wp.constant(2.0)
 
 LEVELS = 4
 
-WORDS = 64 * 64 * LEVELS // 32
+WORDS = (2 * REACH) ** 2 * LEVELS // 32
 """Numbers that hold a bit for each cell."""
 
 
@@ -65,12 +66,9 @@ def enter_cells(
 
 
 @wp.func
-def count_cells(env: int, agents: int, cells: wp.array2d(dtype=float), explored: wp.array(dtype=float)):
+def count_cells(env: int, cells: wp.array2d(dtype=float), explored: wp.array(dtype=float)):
     """The mean over the agents."""
-    total = float(0.0)
-    for k in range(agents):
-        total += cells[env, k]
-    explored[env] = total / float(agents)
+    explored[env] = agents_mean(env, cells)
 
 
 @wp.func
@@ -108,7 +106,7 @@ class Explore(NavWorld):
     goals_shown = False
     reports = ("explored", "path_length", "collisions")
     step = [move, enter_cells, count_cells]
-    reset = [enter_scene, draw_start, forget_cells]
+    reset = [enter_scene, draw_start, keep_start, forget_cells]
     observe = [show_previous]
 
     @staticmethod

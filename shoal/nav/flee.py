@@ -2,10 +2,11 @@
 
 import warp as wp
 
+from shoal.core.stages import agents_mean
 from shoal.core.store import Field
-from shoal.nav.geodesic import distance_at
+from shoal.nav.geodesic import distance_or
 from shoal.nav.walk import Ground
-from shoal.nav.world import NavWorld, draw_start, enter_scene, move, show_previous
+from shoal.nav.world import NavWorld, draw_start, enter_scene, keep_start, move, show_previous
 
 
 @wp.func
@@ -23,20 +24,17 @@ def run_away(
 ):
     """Reward is the way gained."""
     before = distance[env, agent]
-    now = distance_at(ground, row[env, agent], field, goal_slot[env, agent], goal[env, agent], place[env, agent])
-    if now > 1.0e6:
-        now = before
+    now = distance_or(
+        before, ground, row[env, agent], field, goal_slot[env, agent], goal[env, agent], place[env, agent]
+    )
     distance[env, agent] = now
     reward[env, agent] = now - before
 
 
 @wp.func
-def how_far(env: int, agents: int, distance: wp.array2d(dtype=float), fled: wp.array(dtype=float)):
+def how_far(env: int, distance: wp.array2d(dtype=float), fled: wp.array(dtype=float)):
     """The mean over the agents."""
-    total = float(0.0)
-    for k in range(agents):
-        total += distance[env, k]
-    fled[env] = total / float(agents)
+    fled[env] = agents_mean(env, distance)
 
 
 class Flee(NavWorld):
@@ -54,7 +52,7 @@ class Flee(NavWorld):
     goals_shown = False
     reports = ("fled", "path_length", "collisions")
     step = [move, run_away, how_far]
-    reset = [enter_scene, draw_start]
+    reset = [enter_scene, draw_start, keep_start]
     observe = [show_previous]
 
     @staticmethod

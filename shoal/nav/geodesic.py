@@ -243,3 +243,18 @@ def distance_at(
     if weight > 1.0e-6:
         found = wp.max(total / weight, straight)
     return found
+
+
+@wp.func
+def distance_or(
+    otherwise: float,
+    ground: Ground,
+    row: int,
+    field: wp.array3d(dtype=wp.uint16),
+    g: int,
+    goal: wp.vec3,
+    place: wp.vec3,
+) -> float:
+    """As `distance_at`; another number where there is no way."""
+    found = distance_at(ground, row, field, g, goal, place)
+    return wp.where(found > 1.0e6, otherwise, found)

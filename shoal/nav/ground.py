@@ -177,11 +177,8 @@ class GroundMemory:
     def middles(self, row: int, cells: np.ndarray) -> np.ndarray:
         """float32 [n, 3]: the middles of cells, on their floor."""
         found = self.found[row]
-        width, depth, _ = found.size
-        across, along = cells % width, cells // width % depth
-        corner, cell = found.origin[:2], np.float32(self.cell)
-        flat = corner + (np.stack([across, along], 1).astype(np.float32) + np.float32(0.5)) * cell
-        return np.concatenate([flat, found.height[cells, None]], 1)
+        width, depth, storeys = found.size
+        return cell_middles(found.origin[:2], self.cell, found.height.reshape(storeys, depth, width), cells)
 
     def _find(self, row: int, scene: Packed, size: tuple[int, int, int]) -> list[np.ndarray]:
         """Height, clearance and region of a scene, found on the device and copied to the host."""
@@ -242,6 +239,14 @@ class GroundMemory:
         stands = self.clearance[row] >= self.body.radius - SLACK * self.cell
         number = torch.arange(self.cells, dtype=torch.int32, device=self.device)
         self.region[row] = torch.where(stands, number, -1)
+
+
+def cell_middles(origin: np.ndarray, cell: float, height: np.ndarray, cells: np.ndarray) -> np.ndarray:
+    """[n, 3]: the middles of cells, on their floor; heights are by storey, row and column, the type is the origin's."""
+    _, depth, width = height.shape
+    y, x = np.divmod(cells % (depth * width), width)
+    flat = origin + (np.stack([x, y], 1).astype(origin.dtype) + 0.5) * cell
+    return np.concatenate([flat, height.reshape(-1)[cells][:, None]], 1)
 
 
 def send(target: torch.Tensor, values: torch.Tensor) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.nav.geodesic import UNREACHABLE, FieldMemory
-from shoal.nav.ground import SLACK, SMALLEST_REGION, GroundMemory
+from shoal.nav.ground import SLACK, SMALLEST_REGION, GroundMemory, cell_middles
 
 AROUND = np.array([(1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, -1), (1, -1), (-1, 1)])
 """Columns and rows from a cell to those around it, in the order of `walk.neighbour`."""
@@ -68,10 +68,7 @@ class Floor:
 
     def middles(self, cells: np.ndarray) -> np.ndarray:
         """[n, 3]: the middles of cells, on their floor [m]."""
-        _, depth, width = self.height.shape
-        y, x = np.divmod(cells % (depth * width), width)
-        flat = self.origin + (np.stack([x, y], -1) + 0.5) * self.cell
-        return np.concatenate([flat, self.height.reshape(-1)[cells][:, None]], 1)
+        return cell_middles(self.origin, self.cell, self.height, cells)
 
     def four(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """int [4, n] and their weights: the cells whose middles lie around places [n, 3], -1 for none."""

@@ -5,9 +5,19 @@ from dataclasses import dataclass
 import warp as wp
 
 from shoal.core.store import Field
-from shoal.nav.geodesic import distance_at
+from shoal.nav.geodesic import distance_or
 from shoal.nav.walk import Ground
-from shoal.nav.world import PREVIOUS, STOP, NavConfig, NavWorld, draw_route, enter_scene, move, show_previous
+from shoal.nav.world import (
+    PREVIOUS,
+    STOP,
+    NavConfig,
+    NavWorld,
+    draw_route,
+    enter_scene,
+    keep_start,
+    move,
+    show_previous,
+)
 
 
 @dataclass(frozen=True)
@@ -50,9 +60,9 @@ def pursue(
     """Reward is the way gained, less a little for each step, and for STOP at the goal the SPL."""
     if present[env, agent]:
         before = distance[env, agent]
-        now = distance_at(ground, row[env, agent], field, goal_slot[env, agent], goal[env, agent], place[env, agent])
-        if now > 1.0e6:
-            now = before
+        now = distance_or(
+            before, ground, row[env, agent], field, goal_slot[env, agent], goal[env, agent], place[env, agent]
+        )
         distance[env, agent] = now
         gain = before - now - slack
         far = start_distance[env, agent]
@@ -127,7 +137,7 @@ class PointNav(NavWorld):
     extras = (("previous", PREVIOUS), ("goal", 3))
     reports = ("success", "spl", "soft_spl", "path_length", "collisions")
     step = [move, pursue, judge]
-    reset = [enter_scene, draw_route]
+    reset = [enter_scene, draw_route, keep_start]
     observe = [show_previous, show_goal]
     settings = NavWorld.settings | dict(gpu=NavWorld.settings["gpu"] | dict(total_steps=70_000_000))
 

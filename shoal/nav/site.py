@@ -12,7 +12,6 @@ from shoal.nav.geodesic import FieldMemory
 from shoal.nav.ground import SMALLEST_REGION, Body, GroundMemory, send
 from shoal.nav.queries import Pathfinder
 from shoal.scene.pool import ScenePool
-from shoal.scene.sources import expand
 
 ROOM = 2.5
 """How much larger a later scene may be than the first ones; one that is larger still is left out."""
@@ -21,16 +20,16 @@ ROOM = 2.5
 class Site:
     """A scene pool whose rows are surveyed as they come: ground, places to stand, goals and their fields.
 
-    With `episodes`, by the scenes' names, goals and starts are theirs; every scene must have some.
+    `sources` are single scenes. With `episodes`, by the scenes' names, goals and starts are theirs; every scene must
+    have some.
     """
 
     def __init__(
-        self, sources: str | list[str], envs: int, resident: int, goals: int, device: torch.device, seed: int,
+        self, sources: list[str], envs: int, resident: int, goals: int, device: torch.device, seed: int,
         period: int, body: Body, cell: float, limit: int | None, up: str, scale: float,
         episodes: Mapping[str, Episodes] | None = None,
     ):  # fmt: skip
         self.episodes = episodes
-        sources = expand(sources)
         if episodes is not None:
             check_scenes(episodes, sources)
         self.pool = ScenePool(

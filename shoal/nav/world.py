@@ -12,6 +12,7 @@ from shoal.core.kernels import Call, Whole
 from shoal.core.launch import Plan
 from shoal.core.random import Random, integer, uniform
 from shoal.core.spaces import Box, Discrete
+from shoal.core.stages import agents_mean
 from shoal.core.store import Field
 from shoal.core.world import Group, Tracks
 from shoal.nav.episodes import read_episodes
@@ -36,7 +37,7 @@ PREVIOUS = 5
 TRIES = wp.constant(64)
 """Places that are tried for the start of an episode before a less good one is taken."""
 
-STREAMS = wp.constant(3 * 64 + 2)
+STREAMS = wp.constant(3 * TRIES + 2)
 """Streams of random numbers that the start of one agent takes."""
 
 APART = wp.constant(0.5)
@@ -120,9 +121,9 @@ class NavConfig:
 class NavWorld(KernelWorld):
     """Base of navigation tasks: STOP, FORWARD, LEFT or RIGHT in scenes, seen through a camera.
 
-    A task gives `step` (its first function should be `move`), `reset` (first `enter_scene`, then what draws the start),
-    `extras` (what the network sees beside the image, as (name, size) pairs) and `observe` functions that write them
-    behind the image.
+    A task gives `step` (its first function should be `move`), `reset` (`enter_scene`, what draws the start,
+    `keep_start`), `extras` (what the network sees beside the image, as (name, size) pairs) and `observe` functions that
+    write them behind the image.
     """
 
     Config = NavConfig
@@ -410,8 +411,6 @@ def move(
     radius: float,
 ):
     """Walk or turn, one agent after the other; nobody walks into somebody."""
-    total = float(0.0)
-    touched = float(0.0)
     for k in range(agents):
         a = action[env, k] + first_action
         if present[env, k]:
@@ -435,10 +434,8 @@ def move(
             elif a == RIGHT:
                 yaw[env, k] = yaw[env, k] - turn
             previous[env, k] = a + 1
-        total += walked[env, k]
-        touched += bumps[env, k]
-    path_length[env] = total / float(agents)
-    collisions[env] = touched / float(agents)
+    path_length[env] = agents_mean(env, walked)
+    collisions[env] = agents_mean(env, bumps)
 
 
 @wp.func
@@ -488,11 +485,7 @@ def draw_route(
     row: wp.array2d(dtype=int),
     place: wp.array2d(dtype=wp.vec3),
     yaw: wp.array2d(dtype=float),
-    start: wp.array2d(dtype=wp.vec3),
-    start_yaw: wp.array2d(dtype=float),
     goal_slot: wp.array2d(dtype=int),
-    goal: wp.array2d(dtype=wp.vec3),
-    start_distance: wp.array2d(dtype=float),
     distance: wp.array2d(dtype=float),
     ground: Ground,
     field: wp.array3d(dtype=wp.uint16),
@@ -550,12 +543,8 @@ def draw_route(
                         from_ = here
                         far = d
         goal_slot[env, k] = slot
-        goal[env, k] = goal_places[r, slot]
         place[env, k] = from_
-        start[env, k] = from_
         yaw[env, k] = facing
-        start_yaw[env, k] = facing
-        start_distance[env, k] = far
         distance[env, k] = far
 
 
@@ -567,11 +556,7 @@ def draw_start(
     row: wp.array2d(dtype=int),
     place: wp.array2d(dtype=wp.vec3),
     yaw: wp.array2d(dtype=float),
-    start: wp.array2d(dtype=wp.vec3),
-    start_yaw: wp.array2d(dtype=float),
     goal_slot: wp.array2d(dtype=int),
-    goal: wp.array2d(dtype=wp.vec3),
-    start_distance: wp.array2d(dtype=float),
     distance: wp.array2d(dtype=float),
     goal_places: wp.array2d(dtype=wp.vec3),
 ):
@@ -584,15 +569,32 @@ def draw_start(
             if not found:
                 slot = integer(rng, first + t, goal_places.shape[1])
                 found = is_apart(env, k, place, goal_places[row[env, k], slot])
-        facing = uniform(rng, first + STREAMS - 1, -3.1415927, 3.1415927)
         goal_slot[env, k] = slot
-        goal[env, k] = goal_places[row[env, k], slot]
-        place[env, k] = goal[env, k]
-        start[env, k] = goal[env, k]
-        yaw[env, k] = facing
-        start_yaw[env, k] = facing
-        start_distance[env, k] = 0.0
+        place[env, k] = goal_places[row[env, k], slot]
+        yaw[env, k] = uniform(rng, first + STREAMS - 1, -3.1415927, 3.1415927)
         distance[env, k] = 0.0
+
+
+@wp.func
+def keep_start(
+    env: int,
+    agent: int,
+    row: wp.array2d(dtype=int),
+    place: wp.array2d(dtype=wp.vec3),
+    yaw: wp.array2d(dtype=float),
+    goal_slot: wp.array2d(dtype=int),
+    distance: wp.array2d(dtype=float),
+    start: wp.array2d(dtype=wp.vec3),
+    start_yaw: wp.array2d(dtype=float),
+    goal: wp.array2d(dtype=wp.vec3),
+    start_distance: wp.array2d(dtype=float),
+    goal_places: wp.array2d(dtype=wp.vec3),
+):
+    """Remember how the episode begins, once that has been drawn."""
+    start[env, agent] = place[env, agent]
+    start_yaw[env, agent] = yaw[env, agent]
+    goal[env, agent] = goal_places[row[env, agent], goal_slot[env, agent]]
+    start_distance[env, agent] = distance[env, agent]
 
 
 @wp.func

@@ -211,8 +211,10 @@ def _torch_threads(count: int | None) -> Iterator[None]:
     """So many threads for operations of torch (None: as many as before)."""
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
-    yield
-    torch.set_num_threads(before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _set_precision(deterministic: bool) -> None:

@@ -35,7 +35,7 @@ def test_ground_is_the_cpus():
 
 
 def test_a_scene_of_the_cache_holds_up_nobody(tmp_path):
-    site = Site("house:7@0", 8, 1, 8, torch.device("cuda"), 0, 0, Body(), 0.1, None, "auto", 1.0)
+    site = Site(["house:7@0"], 8, 1, 8, torch.device("cuda"), 0, 0, Body(), 0.1, None, "auto", 1.0)
     assert len(list((tmp_path / "cache").glob("ground-*"))) == 1
     row = site.pool.active[0]
     before = [part[row].clone() for part in (site.ground.height, site.ground.clearance, site.ground.region)]
@@ -59,7 +59,7 @@ def test_episodes_are_drawn_and_played():
     drawn = sample_episodes(finder, 70, 0)
     np.testing.assert_allclose(check_episodes(finder, drawn).starts, drawn.starts, atol=1e-5)
     episodes = {drawn.name: drawn}
-    site = Site("house:7@0", 8, 1, 16, torch.device("cuda"), 0, 0, Body(), 0.1, None, "auto", 1.0, episodes)
+    site = Site(["house:7@0"], 8, 1, 16, torch.device("cuda"), 0, 0, Body(), 0.1, None, "auto", 1.0, episodes)
     row = site.pool.active[0]
     assert site.episode_count[row] == 16
     far = Pathfinder(site.ground, row).distances(site.episode_start[row, :, :3], site.fields).diagonal()

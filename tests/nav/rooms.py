@@ -1,6 +1,7 @@
 """Rooms made of boxes, and what is exactly true of them."""
 
 import heapq
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -24,6 +25,23 @@ def write_obj(path, corners) -> str:
     lines += [f"f {3 * k + 1} {3 * k + 2} {3 * k + 3}" for k in range(len(corners))]
     path.write_text("\n".join(lines))
     return str(path)
+
+
+@contextmanager
+def making(**usual):
+    """Makes small worlds with some settings as usual, reset; closes all of them."""
+    made = []
+
+    def maker(world, config, envs, **settings):
+        made.append(world(envs, "cpu", config(**(usual | settings))))
+        made[-1].reset(5)
+        return made[-1]
+
+    try:
+        yield maker
+    finally:
+        for world in made:
+            world.close()
 
 
 def pathfinder(corners, body: Body | None = None, cell: float = 0.1, storeys: int = 1) -> Pathfinder:

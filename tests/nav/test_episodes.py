@@ -268,6 +268,19 @@ def test_episodes_that_are_wrong_are_refused(tmp_path, entry, words):
         ("a.json", b'{"episodes": {}}', "no list of episodes"),
         ("a.json", b"{}", "no list of episodes"),
     ],
+    ids=[
+        "empty",
+        "not_gzip",
+        "no_episodes",
+        "cut_off",
+        "damaged",
+        "gzip_of_no_json",
+        "no_text",
+        "too_deep",
+        "a_list",
+        "an_object",
+        "no_list",
+    ],
 )
 def test_files_that_are_no_episodes_are_refused(tmp_path, name, data, words):
     (tmp_path / name).write_bytes(data)
@@ -397,7 +410,7 @@ def test_bad_words_exit_with_2(cache, tmp_path, capsys, words, reason):
 
 def site(sources, episodes, goals=4, seed=0) -> Site:
     made = Site(
-        sources,
+        [sources] if isinstance(sources, str) else sources,
         4,
         1,
         goals,

@@ -19,7 +19,7 @@ from shoal.nav.pointnav import PointNav, PointNavConfig
 from shoal.nav.world import FORWARD, LEFT, STOP
 from shoal.view.canvas import Canvas
 from shoal.view.video import frames, record
-from tests.nav.rooms import box_distance, pathfinder, room, shortest, write_obj
+from tests.nav.rooms import box_distance, making, pathfinder, room, shortest, write_obj
 from tests.nav.test_geodesic import BLOCKS
 from tests.nav.test_ground import stairs
 
@@ -135,17 +135,8 @@ def scenes(tmp_path_factory):
 
 @pytest.fixture
 def make(scenes):
-    made = []
-
-    def maker(world=PointNav, config=PointNavConfig, envs=2, **settings):
-        settings = dict(scenes=str(scenes / "room0.obj"), up="z", resident=1, goals=4, size=SIZE) | settings
-        made.append(world(envs, "cpu", config(**settings)))
-        made[-1].reset(5)
-        return made[-1]
-
-    yield maker
-    for world in made:
-        world.close()
+    with making(scenes=str(scenes / "room0.obj"), up="z", resident=1, goals=4, size=SIZE) as maker:
+        yield lambda world=PointNav, config=PointNavConfig, envs=2, **settings: maker(world, config, envs, **settings)
 
 
 def act(world, action):

@@ -15,7 +15,7 @@ from shoal.nav.world import FORWARD, LEFT, STOP, NavConfig, _unseen
 from shoal.render.renderer import Renderer, heading
 from shoal.run.config import make_job
 from shoal.run.trainer import Trainer
-from tests.nav.rooms import room, write_obj
+from tests.nav.rooms import making, room, write_obj
 
 SIZE = 16
 
@@ -25,17 +25,8 @@ def make(tmp_path, monkeypatch):
     """Makes worlds of one room with a wall across a part of it."""
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
     scene = write_obj(tmp_path / "room.obj", room(boxes=[(4.0, 0.0, 4.3, 5.0, 2.6)]))
-    made = []
-
-    def maker(world, config, envs=4, **settings):
-        settings = dict(scenes=scene, up="z", resident=1, goals=8, size=SIZE, max_steps=30) | settings
-        made.append(world(envs, "cpu", config(**settings)))
-        made[-1].reset(5)
-        return made[-1]
-
-    yield maker
-    for world in made:
-        world.close()
+    with making(scenes=scene, up="z", resident=1, goals=8, size=SIZE, max_steps=30) as maker:
+        yield lambda world, config, envs=4, **settings: maker(world, config, envs, **settings)
 
 
 def act(world, *actions):
