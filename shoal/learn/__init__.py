@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from shoal.learn.a2c import A2C, A2CConfig
 from shoal.learn.learner import Learner, LearnerConfig
+from shoal.learn.off_policy import OffPolicy, OffPolicyConfig
 from shoal.learn.policy_gradient import PolicyGradient, PolicyGradientConfig
 from shoal.learn.ppo import PPO, PPOConfig
 from shoal.learn.q import QConfig, QLearner, RainbowConfig
@@ -24,6 +25,8 @@ __all__ = [
     "A2CConfig",
     "Learner",
     "LearnerConfig",
+    "OffPolicy",
+    "OffPolicyConfig",
     "PPOConfig",
     "PolicyGradient",
     "PolicyGradientConfig",

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
+from torch import nn
 
 from shoal.core.settings import check_settings
 from shoal.core.world import Group
@@ -120,7 +121,12 @@ class Learner:
         self.device = rollout.reward.device
         self.bf16 = bf16
         make = OPTIMISERS[config.optimiser]
-        self.optimiser = make(policy, config.adam_eps, config.clip_norm, compiled, weight_decay=config.decay)
+        self.optimisers = {
+            name: make(module, config.adam_eps, config.clip_norm, compiled, weight_decay=config.decay)
+            for name, module in self.learnt().items()
+        }
+        """One for each part of the policy that has a loss of its own."""
+        self.optimiser = next(iter(self.optimisers.values()))
         self.peak_lr = config.peak_lr(config.batch(rollout.samples))
         """The highest learning rate of the run."""
         self.updates = torch.zeros(1, dtype=torch.int32, device=self.device)
@@ -129,6 +135,10 @@ class Learner:
         self.metrics = {name: torch.zeros((), device=self.device) for name in names}
         self.metric_count = torch.zeros((), device=self.device)
         self._wrap: Any = (lambda f: torch.compile(f, dynamic=False)) if compiled else (lambda f: f)
+
+    def learnt(self) -> dict[str, nn.Module]:
+        """The parts of the policy that have a loss and an optimiser of their own, by the optimiser's name."""
+        return {"optimiser": self.policy}
 
     def store(self) -> None:
         """Take in the rollout as it is now, if the learner keeps experience."""
@@ -145,7 +155,7 @@ class Learner:
 
     def update(self) -> None:
         """Learn."""
-        raise ShoalError("Learner is the base of A2C, PPO and QLearner; use one of them.")
+        raise ShoalError("Learner is the base of PolicyGradient and OffPolicy; use what is made of them.")
 
     def _descend(self, found: dict[str, torch.Tensor], gradient: torch.Tensor, go: torch.Tensor) -> None:
         """Step down the gradient, unless `go` is 0, and add what was found to the metrics."""
@@ -168,7 +178,8 @@ class Learner:
 
     def set_progress(self, done: float) -> None:
         """Tell how much of the run is over, from 0 to 1: sets the learning rate."""
-        self.optimiser.lr.fill_(self.peak_lr * self.config.lr_share(done))
+        for optimiser in self.optimisers.values():
+            optimiser.lr.fill_(self.peak_lr * self.config.lr_share(done))
 
     def remark(self) -> str:
         """How steps are made, in words."""
@@ -207,7 +218,8 @@ class Learner:
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Everything the next update depends on, besides the policy."""
-        state = {f"optimiser.{k}": v for k, v in self.optimiser.state_dict().items()}
+        pairs = self.optimisers.items()
+        state = {f"{name}.{k}": v for name, optimiser in pairs for k, v in optimiser.state_dict().items()}
         return {**state, "updates": self.updates}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:

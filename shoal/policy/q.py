@@ -114,11 +114,15 @@ class QHead(nn.Module):
         """The best choices [batch, parts] by Q-values [batch, choices]."""
         return torch.stack([part.argmax(dim=-1) for part in worth.split(self.nvec, dim=-1)], dim=-1)
 
+    def explore(self, noise: torch.Tensor, rate: torch.Tensor | float) -> None:
+        """Let agents act at random at a rate: fresh noise [..., lanes, width] becomes what `sample` takes."""
+        noise[..., 0].add_(rate)
+
     def sample(self, params: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Actions by Q-values, and zeros for their log-probabilities, which nobody needs.
 
-        Noise is uniform in [0, 1). To its first column the rate is added at which agents explore: where the sum
-        reaches 1, all parts of the action are drawn evenly among what is allowed.
+        Noise is uniform in [0, 1), but for its first column (`explore`): where that has reached 1, all parts of the
+        action are drawn evenly among what is allowed.
         """
         drawn = []
         for i, part in enumerate(params.split(self.nvec, dim=-1)):

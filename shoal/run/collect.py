@@ -83,11 +83,6 @@ def action_noise(
     return noises, plans
 
 
-def explore(noise: torch.Tensor, rate: torch.Tensor | float) -> None:
-    """Let agents act at random at a rate: fresh noise [T, N * A, width] becomes what a QHead samples with."""
-    noise[..., 0].add_(rate)
-
-
 @wp.func
 def take_slot(
     env: int,
@@ -263,7 +258,7 @@ class Collector:
         for name, rollout in self.rollouts.items():
             rollout.carry_over()
             if rollout.epsilon is not None:
-                explore(self._noise[name], rollout.epsilon.flatten())
+                self.policies[name].head.explore(self._noise[name], rollout.epsilon.flatten())
 
     def _fuse(self) -> dict[str, "FusedActor"]:
         """One kernel each for the policies that allow it."""

@@ -15,7 +15,7 @@ from shoal.errors import ShoalError
 from shoal.learn.rollout import grow, stacked
 from shoal.policy import ActorCritic, Policy, mlp_torso
 from shoal.run.build import make_world
-from shoal.run.collect import action_noise, explore
+from shoal.run.collect import action_noise
 from shoal.run.config import Job
 
 EVALUATION_SEED = 1_000_003
@@ -201,7 +201,7 @@ class Player:
                 state.copy_(after.view_as(state))
             if g.name in self.noise:
                 if policy.explores:
-                    explore(self.noise[g.name], PLAYED_EPSILON)
+                    policy.head.explore(self.noise[g.name], PLAYED_EPSILON)
                 action, _ = policy.head.sample(params, self.noise[g.name][0])
             else:
                 action = policy.head.mode(params)

@@ -8,7 +8,7 @@ import torch
 from shoal.core.world import World
 from shoal.core.wrappers import FrameStack, Wrapper
 from shoal.errors import ShoalError
-from shoal.learn import QConfig
+from shoal.learn import OffPolicyConfig
 from shoal.learn.learner import BYTES_PER_ACTIVATION, activation_memory
 from shoal.learn.replay import Replay
 from shoal.learn.rollout import allocate
@@ -101,7 +101,7 @@ def estimate(job: Job, free: int | None = None) -> Estimate:
         bytes_each = BYTES_PER_ACTIVATION[job.train.precision] * numbers
         if name in job.train.freeze:
             pass
-        elif isinstance(learn, QConfig):
+        elif isinstance(learn, OffPolicyConfig):
             replay += Replay.bytes_per_step(memory, learn.prioritised) * learn.replay_size // (COUNTED * agents)
             # A batch goes through the network that learns, and what comes later through it and its target.
             update = update_limit = max(update, 3 * bytes_each * learn.batch_size)

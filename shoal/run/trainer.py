@@ -129,7 +129,8 @@ class Trainer:
     def check_finite(self) -> None:
         """Stop if steps were refused for a gradient that is not finite; say where it came from."""
         for name, learner in self.learners.items():
-            if int(learner.optimiser.bad_steps):  # sync: with a log line or a checkpoint
+            bad = sum(optimiser.bad_steps for optimiser in learner.optimisers.values())
+            if int(bad):  # sync: with a log line or a checkpoint
                 self._blame(name)
 
     def _blame(self, name: str) -> None:

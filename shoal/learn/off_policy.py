@@ -1,0 +1,177 @@
+"""Learning from a replay of past steps: what all such learners share.
+
+What is held fixed when batch and number of envs change is the replay ratio; for larger batches --lr-scale sqrt.
+"""
+
+import copy
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+import torch
+from torch import nn
+
+from shoal.core.world import Group
+from shoal.errors import ShoalError
+from shoal.learn.learner import Learner, LearnerConfig, require
+from shoal.learn.optim import Adam
+from shoal.learn.replay import Replay
+from shoal.learn.rollout import Rollout, stacked
+from shoal.policy import Policy
+
+
+@dataclass(frozen=True)
+class OffPolicyConfig(LearnerConfig):
+    """Settings that every learner with a replay has."""
+
+    lr: float = 2.5e-4
+    """Learning rate; with --lr-scale, of batches of --lr-batch samples."""
+    clip_norm: float = 10.0
+    """Largest norm of the gradient."""
+    anneal: Literal["linear", "cosine", "none"] = "none"
+    """How the learning rate falls over the rest of the run."""
+    replay_size: int = 1_000_000
+    """Transitions that are remembered, those of all envs and agents together."""
+    batch_size: int = 256
+    """Transitions that an update learns from."""
+    replay_ratio: float = 8.0
+    """How often a transition is learnt from on average: samples drawn over samples made."""
+    learning_starts: int = 20_000
+    """Transitions that are made before the first update."""
+    n_step: int = 1
+    """Rewards that a target sums before it looks at a value."""
+    prioritised: bool = False
+    """Draw transitions the more often the larger their error was."""
+    priority_alpha: float = 0.5
+    """Power of the error that the probability of a transition grows with."""
+    priority_beta: float = 0.4
+    """How far weights make up for the priorities at the start of the run; at its end they do so fully (1)."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name in ("replay_size", "batch_size", "n_step"):
+            require(name.replace("_", "-"), getattr(self, name), getattr(self, name) >= 1, "at least 1")
+        require("learning-starts", self.learning_starts, self.learning_starts >= 0, "at least 0")
+        for name in ("priority_alpha", "priority_beta"):
+            require(name.replace("_", "-"), getattr(self, name), 0 <= getattr(self, name) <= 1, "between 0 and 1")
+        require("replay-ratio", self.replay_ratio, self.replay_ratio > 0, "above 0")
+
+    def batch(self, samples: int) -> int:
+        return self.batch_size
+
+    def check_group(self, group: Group, core: bool) -> None:
+        if group.every > 1:
+            raise ShoalError(
+                f"A replay is learnt from step by step, but group {group.name!r} chooses at every {group.every} "
+                "steps; use --algo ppo or a2c."
+            )
+
+    def check_rollout(self, steps: int, lanes: int, core: bool) -> None:
+        least = (steps + self.n_step + 1) * lanes
+        if self.replay_size < least:
+            raise ShoalError(
+                f"A replay of {self.replay_size:,} transitions is too short: rollouts of {steps} steps and targets of "
+                f"{self.n_step} steps of {lanes:,} envs x agents need {least:,}; raise --replay-size, or lower "
+                "--num-envs, --rollout or --n-step."
+            )
+
+    def updates_after(self, made: int) -> int:
+        """Updates that are due in all after so many transitions since learning began: floor(ratio made / batch)."""
+        return int(Fraction(str(self.replay_ratio)) * max(0, made) / self.batch_size)
+
+
+class OffPolicy(Learner):
+    """Base of the learners that learn from a replay of past rollouts."""
+
+    config: OffPolicyConfig
+
+    def __init__(
+        self,
+        policy: Policy,
+        rollout: Rollout,
+        config: OffPolicyConfig,
+        seed: int = 0,
+        compiled: bool = False,
+        bf16: bool = False,
+    ):
+        super().__init__(policy, rollout, config, seed, compiled, bf16)
+        lanes = rollout.samples // rollout.steps
+        self.start = max(config.learning_starts, (config.n_step + rollout.stack + 1) * lanes)
+        """Transitions before the first update: as many as asked for, and enough for targets of n steps."""
+        self.replay = Replay(
+            rollout,
+            config.replay_size // lanes,
+            config.n_step,
+            config.gamma,
+            prioritised=config.prioritised,
+            alpha=config.priority_alpha,
+            seed=seed,
+        )
+        self.beta = torch.ones((), device=self.device)
+        self._made = 0
+        """Transitions since learning began."""
+
+    # --- one rollout, one update ------------------------------------------------------------------------------------
+
+    def store(self) -> None:
+        self.replay.append()
+        if self.policy.has_moments:
+            r = self.rollout
+            seen = stacked(r.observation, r.age, slice(0, r.samples))
+            self.policy.take_in(seen, None if r.alive is None else r.alive[:-1].flatten())
+
+    def due(self, made: int) -> int:
+        self._made = made - self.start
+        return self.config.updates_after(self._made) - self.config.updates_after(self._made - self.rollout.samples)
+
+    def cut(self) -> None:
+        self.replay.cut()
+
+    # --- between updates -------------------------------------------------------------------------------------------
+
+    def set_progress(self, done: float) -> None:
+        """Tell how much of the run is over: sets the learning rate and the weights' beta."""
+        super().set_progress(done)
+        self.beta.fill_(self.config.priority_beta + (1.0 - self.config.priority_beta) * done)
+
+    def remark(self) -> str:
+        drawn = "by priority" if self.config.prioritised else "evenly"
+        return (
+            f"{super().remark()}; a replay of {self.replay.reward.numel():,} transitions, drawn {drawn}, each "
+            f"{self.config.replay_ratio:g} times"
+        )
+
+    def read_metrics(self) -> dict[str, float]:
+        means = super().read_metrics()
+        means["replay_ratio"] = self._updates_read * self.config.batch_size / max(1, self._made)
+        assert self.rollout.epsilon is not None
+        means["epsilon"] = float(self.rollout.epsilon.mean())
+        return means
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        assert self.rollout.epsilon is not None
+        state = {**super().state_dict(), "epsilon": self.rollout.epsilon}
+        state.update({f"replay.{k}": v for k, v in self.replay.state_dict().items()})
+        return state
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        super().load_state_dict(state)
+        prefix = "replay."
+        self.replay.load_state_dict({k[len(prefix) :]: v for k, v in state.items() if k.startswith(prefix)})
+
+
+def twin(module: nn.Module, optimiser: Adam) -> tuple[nn.Module, torch.Tensor]:
+    """A copy to take targets from, and its parameters as one vector, laid out like the optimiser's.
+
+    It has parameters and noise of its own but sees as the module does: running moments are shared.
+    """
+    made, flat = copy.deepcopy(module), optimiser.flat.clone()
+    for own, other in zip(made.modules(), module.modules(), strict=True):
+        for name, buffer in other.named_buffers(recurse=False):
+            if name in other.state_dict():  # kept in checkpoints: no noise
+                own.register_buffer(name, buffer)
+    for own, p in zip(made.parameters(), module.parameters(), strict=True):
+        own.requires_grad_(False)
+        start = p.storage_offset()
+        own.data = flat[start : start + p.numel()].view_as(p)
+    return made, flat
