@@ -9,7 +9,7 @@ usage: shoal COMMAND ...
 
 Train reinforcement-learning agents at the speed of the hardware.
 
-  shoal train WORLD [--algo ppo|a2c|dqn|rainbow] [--seed N] [--total-steps N]
+  shoal train WORLD [--algo ppo|a2c|dqn|rainbow|r2d2|ddpg|td3|sac] [--seed N] [--total-steps N]
                     [--num-envs N] [--device auto|cpu|cuda] [--run-dir DIR] [--deterministic] ...
                         train; every world ships tuned settings. WORLD is a name of
                         `shoal list`, your own world or environment (my_file.py:MyEnv),
@@ -49,7 +49,8 @@ def main(arguments: list[str] | None = None) -> int:
             raise unknown("command", words[0], COMMANDS)
         return COMMANDS[words[0]](words[1:])
     except ShoalError as error:
-        print(f"shoal: {error}", file=sys.stderr)
+        if not _told_by_another(error):
+            print(f"shoal: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("shoal: stopped before the work began; nothing was saved.", file=sys.stderr)
@@ -73,28 +74,46 @@ def _resume(words: list[str]) -> int:
     parser = _parser("resume", "Continue a run from its newest good checkpoint.")
     parser.add_argument("run", metavar="RUN", help="run folder")
     parser.add_argument("--total-steps", help="new end of the run, in env steps")
+    parser.add_argument("--processes", type=int, help="processes to go on with (default: as many as before)")
+    parser.add_argument("--gpus", type=int, help="GPUs of this machine to go on with, one process each")
     parser.add_argument("--quiet", action="store_true", help="no progress on the terminal")
     options = parser.parse_args(words)
     from shoal.run.train import resume
 
-    return _to_the_end(lambda: resume(options.run, options.total_steps, options.quiet))
+    counts = options.processes, options.gpus
+    return _to_the_end(lambda: resume(options.run, options.total_steps, options.quiet, *counts))
 
 
 def _to_the_end(train: Callable) -> int:
-    """Train; then say where the results are and what to try next."""
+    """Train; then say where the results are and what to try next. Of several processes, one talks."""
+    from shoal.run.processes import follows
     from shoal.run.train import Stopped
 
     try:
         run = train()
     except Stopped as stop:
-        print(f"shoal: {stop}", file=sys.stderr)
+        if not follows():
+            print(f"shoal: {stop}", file=sys.stderr)
         return stop.exit_code
+    if follows():
+        return 0
     scores = run.folder.scores()
     if scores:
         print(f"evaluation: {scores[-1]['mean']:.2f} (best {max(row['mean'] for row in scores):.2f})")
     print(f"results: {run.path}")
     print(f"next: shoal eval {run.path}   shoal record {run.path}   shoal plot {run.path}")
     return 0
+
+
+def _told_by_another(error: Exception) -> bool:
+    """Whether another process says the same: what is wrong with the command line, or what the leader has told."""
+    if "RANK" not in os.environ and "SLURM_PROCID" not in os.environ:
+        return False
+    import torch.distributed as dist
+
+    from shoal.run.processes import Told, follows
+
+    return follows() and (isinstance(error, Told) or not dist.is_initialized())
 
 
 def _eval(words: list[str]) -> int:

@@ -18,8 +18,8 @@ class Discrete:
 
     n: int
     odds: tuple[float, ...] = ()
-    """How likely a new policy makes each choice, compared with the others (none: all alike). Low for what ends an
-    episode: with few choices, chance would end it before anything is learnt."""
+    """How likely a new policy, or one that explores, makes each choice, compared with the others (none: all alike). Low
+    for what ends an episode: with few choices, chance would end it before anything is learnt."""
 
     def __post_init__(self):
         object.__setattr__(self, "odds", tuple(float(x) for x in self.odds))

@@ -208,6 +208,8 @@ class World(ABC):
     """Settings of a run that the world takes as arguments and sees to itself, instead of a wrapper."""
     resumable: bool = True
     """Whether `state_dict` holds everything; if not, a resumed run begins new episodes."""
+    undivided: tuple[str, ...] = ()
+    """What of its `state_dict` does not have the envs along its first axis."""
     slow_to_open: bool = False
     """Whether it takes long before the first episode; a run then keeps the world of its evaluations."""
     on_device: bool = True

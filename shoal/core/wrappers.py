@@ -22,7 +22,7 @@ class Wrapper(World):
         self.places = world.places
         self.picture_size, self.picture_rate = world.picture_size, world.picture_rate
         self.inside, self.resumable, self.on_device = world.inside, world.resumable, world.on_device
-        self.slow_to_open = world.slow_to_open
+        self.slow_to_open, self.undivided = world.slow_to_open, world.undivided
         self.groups = tuple(self._group(g) for g in world.groups)
         self._own: Outputs | None = None
 

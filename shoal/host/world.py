@@ -44,6 +44,7 @@ class HostWorld(World):
     env_name: ClassVar[str] = ""
     inside = ("time_limit", "action_repeat", "frame_stack", "observation_type")
     resumable = on_device = False
+    undivided = ("resumes",)
 
     def __init__(
         self,
@@ -132,7 +133,7 @@ class HostWorld(World):
     def reset(self, seed: int = 0, first_env: int = 0, phase: int | None = None) -> Outputs:
         """Start all envs; `phase` in place of the setting."""
         engine = self._start()
-        self._seed = seed
+        self._seed, self._first_env = seed, first_env
         self._arrays["seed"][:] = pack_seeds(seed + 7919 * self._resumes, first_env, self.num_envs)
         self._arrays["order"][:] = RESET
         self._run(range(len(engine.bunches)))
@@ -448,7 +449,7 @@ class HostWorld(World):
         """Take over the books, and begin new episodes with seeds that were not used before."""
         self._start()
         self._resumes = int(state["resumes"]) + 1
-        self.reset(getattr(self, "_seed", 0))
+        self.reset(getattr(self, "_seed", 0), getattr(self, "_first_env", 0))
         for name, tensor in self.state_dict().items():
             if name != "resumes":
                 tensor.copy_(state[name])

@@ -2,19 +2,26 @@
 
 from collections.abc import Callable
 
-from shoal.learn.a2c import A2C, A2CConfig
+from shoal.learn.a2c import A2C, A2CConfig, IMPALAConfig
+from shoal.learn.continuous_q import ContinuousQ, DDPGConfig, SACConfig, TD3Config
 from shoal.learn.learner import Learner, LearnerConfig
 from shoal.learn.off_policy import OffPolicy, OffPolicyConfig
 from shoal.learn.policy_gradient import PolicyGradient, PolicyGradientConfig
-from shoal.learn.ppo import PPO, PPOConfig
-from shoal.learn.q import QConfig, QLearner, RainbowConfig
+from shoal.learn.ppo import PPO, APPOConfig, PPOConfig
+from shoal.learn.q import QConfig, QLearner, R2D2Config, RainbowConfig
 from shoal.learn.rollout import Rollout
 
 LEARNERS: dict[str, tuple[type[LearnerConfig], Callable[..., Learner]]] = {
     "a2c": (A2CConfig, A2C),
+    "appo": (APPOConfig, PPO),
+    "ddpg": (DDPGConfig, ContinuousQ),
     "dqn": (QConfig, QLearner),
+    "impala": (IMPALAConfig, A2C),
     "ppo": (PPOConfig, PPO),
+    "r2d2": (R2D2Config, QLearner),
     "rainbow": (RainbowConfig, QLearner),
+    "sac": (SACConfig, ContinuousQ),
+    "td3": (TD3Config, ContinuousQ),
 }
 """Name on the command line -> settings and learner."""
 
@@ -23,6 +30,10 @@ __all__ = [
     "LEARNERS",
     "PPO",
     "A2CConfig",
+    "APPOConfig",
+    "ContinuousQ",
+    "DDPGConfig",
+    "IMPALAConfig",
     "Learner",
     "LearnerConfig",
     "OffPolicy",
@@ -32,6 +43,9 @@ __all__ = [
     "PolicyGradientConfig",
     "QConfig",
     "QLearner",
+    "R2D2Config",
     "RainbowConfig",
     "Rollout",
+    "SACConfig",
+    "TD3Config",
 ]

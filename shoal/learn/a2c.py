@@ -1,6 +1,10 @@
-"""A2C: one step down the policy gradient per rollout, over the whole batch (Mnih et al. 2016, synchronous)."""
+"""A2C: one step down the policy gradient per rollout, over the whole batch (Mnih et al. 2016, synchronous).
+
+With V-trace, it is the learner of IMPALA (Espeholt et al. 2018).
+"""
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 
@@ -18,14 +22,28 @@ class A2CConfig(PolicyGradientConfig):
     """Weight of the entropy bonus."""
 
 
+@dataclass(frozen=True)
+class IMPALAConfig(A2CConfig):
+    """Settings of IMPALA: A2C that learns from rollouts of policies a little older than its own."""
+
+    vtrace: bool = True
+    """Correct advantages and targets by V-trace for what the policy has learnt since it acted."""
+
+    run: ClassVar[dict[str, Any]] = dict(asynchronous=True)
+
+
 class A2C(PolicyGradient):
     """Advantage actor-critic."""
 
     metric_names = ("loss", "policy_gradient_loss", "value_loss", "entropy_loss")
 
     def _terms(self, batch, log_prob, value, weight):
+        advantage = batch.advantage
+        if self.config.vtrace:
+            ratio = torch.exp(log_prob.detach() - batch.log_prob)
+            advantage = ratio.clamp(max=self.config.rho_clip) * advantage
         return dict(
-            policy_gradient_loss=losses.policy_gradient_loss(log_prob, batch.advantage, weight),
+            policy_gradient_loss=losses.policy_gradient_loss(log_prob, advantage, weight),
             value_loss=losses.value_loss(value, batch.target, weight),
         )
 

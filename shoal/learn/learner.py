@@ -12,6 +12,7 @@ from shoal.core.world import Group
 from shoal.errors import ShoalError
 from shoal.learn.optim import OPTIMISERS
 from shoal.learn.rollout import Rollout
+from shoal.policy.normalise import RunningMoments
 
 BYTES_PER_ACTIVATION = {"fp32": 12, "bf16": 5}
 """What a number between two layers costs in an update: itself, what autograd keeps of it, and its gradient."""
@@ -52,6 +53,8 @@ class LearnerConfig:
 
     network: ClassVar[tuple[str, ...]] = ()
     """Names of the settings that the policy's network depends on."""
+    run: ClassVar[dict[str, Any]] = {}
+    """Settings of a run that go with this learner, unless the world or the user says something else."""
 
     def __post_init__(self):
         check_settings(self)
@@ -95,6 +98,9 @@ class LearnerConfig:
     def check_rollout(self, steps: int, lanes: int, core: bool) -> None:
         """Refuse rollouts of a size that this learner cannot use: steps of so many lanes, envs times agents."""
 
+    def check_processes(self, steps: int, lanes: int, core: bool, processes: int) -> None:
+        """Refuse a number of processes that cannot share the work, each with so many lanes of its own."""
+
 
 class Learner:
     """Base of the learners. After every rollout: `store`, then `update` as often as is `due`.
@@ -116,7 +122,12 @@ class Learner:
         compiled: bool = False,
         bf16: bool = False,
     ):
-        config.check_rollout(rollout.steps, rollout.samples // rollout.steps, policy.core is not None)
+        self.reducer = reducer = rollout.reducer
+        self.samples = rollout.samples * reducer.size
+        """Samples of a rollout, those of all processes together."""
+        lanes, core = rollout.samples // rollout.steps, policy.core is not None
+        config.check_rollout(rollout.steps, lanes * reducer.size, core)
+        config.check_processes(rollout.steps, lanes, core, reducer.size)
         self.policy, self.rollout, self.config, self.seed = policy, rollout, config, seed
         self.device = rollout.reward.device
         self.bf16 = bf16
@@ -127,7 +138,13 @@ class Learner:
         }
         """One for each part of the policy that has a loss of its own."""
         self.optimiser = next(iter(self.optimisers.values()))
-        self.peak_lr = config.peak_lr(config.batch(rollout.samples))
+        if reducer.size > 1:
+            for optimiser in self.optimisers.values():
+                optimiser.reduce = reducer.average
+        for module in policy.modules():
+            if isinstance(module, RunningMoments):
+                module.reducer = reducer
+        self.peak_lr = config.peak_lr(config.batch(self.samples))
         """The highest learning rate of the run."""
         self.updates = torch.zeros(1, dtype=torch.int32, device=self.device)
         self._updates_read = 0
@@ -183,7 +200,7 @@ class Learner:
 
     def remark(self) -> str:
         """How steps are made, in words."""
-        c, batch = self.config, self.config.batch(self.rollout.samples)
+        c, batch = self.config, self.config.batch(self.samples)
         rate = f"{c.lr:.3g}"
         if c.lr_scale != "none":
             power = "sqrt" if c.lr_scale == "sqrt" else ""
@@ -204,9 +221,11 @@ class Learner:
         count = max(1.0, float(self.metric_count))  # sync: the deliberate one
         updates = int(self.updates) - self._updates_read
         self._updates_read = int(self.updates)
+        totals = torch.stack(list(self.metrics.values()))
+        self.reducer.average(totals)
         means = {}
-        for name, total in self.metrics.items():
-            means[name] = float(total) / (max(1, updates) if name in self.per_update else count)
+        for (name, total), value in zip(self.metrics.items(), totals.tolist(), strict=True):
+            means[name] = value / (max(1, updates) if name in self.per_update else count)
             total.zero_()
         self.metric_count.zero_()
         return means
@@ -226,6 +245,10 @@ class Learner:
         for name, tensor in self.state_dict().items():
             tensor.copy_(state[name])
         self._updates_read = int(self.updates)
+
+    def env_axes(self) -> dict[str, int]:
+        """Names of the state that have the envs along an axis, and which: each process has its own part of them."""
+        return {}
 
 
 def activation_memory(device: torch.device) -> int:

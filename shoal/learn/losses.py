@@ -75,7 +75,12 @@ def explained_variance(value: torch.Tensor, target: torch.Tensor, weight: torch.
 
 def moments(x: torch.Tensor, weight: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and one over the standard deviation, over the samples that count: what advantages are normalised by."""
-    return weighted_mean(x, weight), torch.rsqrt(variance(x, weight) + 1e-8)
+    return weighted_mean(x, weight), scale_of(variance(x, weight))
+
+
+def scale_of(variance: torch.Tensor) -> torch.Tensor:
+    """One over the standard deviation."""
+    return torch.rsqrt(variance + 1e-8)
 
 
 def huber(error: torch.Tensor, limit: float | None = 1.0) -> torch.Tensor:
@@ -85,6 +90,22 @@ def huber(error: torch.Tensor, limit: float | None = 1.0) -> torch.Tensor:
         return square
     size = error.abs()
     return torch.where(size <= limit, square, limit * (size - 0.5 * limit))
+
+
+RESCALE_EPS = 1e-3
+"""What keeps the inverse of `rescaled` from growing without bound."""
+
+
+def rescaled(x: torch.Tensor, eps: float = RESCALE_EPS) -> torch.Tensor:
+    """h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x   (Pohlen et al. 2018), written so that small numbers stay exact."""
+    return x / (torch.sqrt(x.abs() + 1.0) + 1.0) + eps * x
+
+
+def unscaled(y: torch.Tensor, eps: float = RESCALE_EPS) -> torch.Tensor:
+    """The x of y = h(x): sign(y) u (u + 2), where u = sqrt(|x| + 1) - 1 solves eps u^2 + (1 + 2 eps) u = |y|."""
+    size, slope = y.abs(), 1.0 + 2.0 * eps
+    u = 2.0 * size / (slope + torch.sqrt(slope * slope + 4.0 * eps * size))
+    return torch.sign(y) * u * (u + 2.0)
 
 
 def categorical_projection(

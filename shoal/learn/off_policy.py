@@ -4,12 +4,12 @@ What is held fixed when batch and number of envs change is the replay ratio; for
 """
 
 import copy
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import torch
-from torch import nn
 
 from shoal.core.world import Group
 from shoal.errors import ShoalError
@@ -18,6 +18,8 @@ from shoal.learn.optim import Adam
 from shoal.learn.replay import Replay
 from shoal.learn.rollout import Rollout, stacked
 from shoal.policy import Policy
+
+PolicyKind = TypeVar("PolicyKind", bound=Policy)
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,15 @@ class OffPolicyConfig(LearnerConfig):
     def batch(self, samples: int) -> int:
         return self.batch_size
 
+    @property
+    def drawn(self) -> int:
+        """Transitions that are drawn for one update."""
+        return self.batch_size
+
+    def head(self) -> dict[str, Any]:
+        """The settings of the policy's head."""
+        return {name: getattr(self, name) for name in self.network}
+
     def check_group(self, group: Group, core: bool) -> None:
         if group.every > 1:
             raise ShoalError(
@@ -66,18 +77,33 @@ class OffPolicyConfig(LearnerConfig):
                 "steps; use --algo ppo or a2c."
             )
 
+    def span(self, core: bool) -> tuple[int, int]:
+        """Rows of a sequence that is drawn: those that warm a core up and those learnt from; none for single steps."""
+        return 0, 0
+
     def check_rollout(self, steps: int, lanes: int, core: bool) -> None:
-        least = (steps + self.n_step + 1) * lanes
+        rows = sum(self.span(core))
+        least = (steps + self.n_step + max(1, rows)) * lanes
         if self.replay_size < least:
+            sequences = f"sequences of {rows} rows, " if rows else ""
             raise ShoalError(
-                f"A replay of {self.replay_size:,} transitions is too short: rollouts of {steps} steps and targets of "
-                f"{self.n_step} steps of {lanes:,} envs x agents need {least:,}; raise --replay-size, or lower "
-                "--num-envs, --rollout or --n-step."
+                f"A replay of {self.replay_size:,} transitions is too short: {sequences}rollouts of {steps} steps and "
+                f"targets of {self.n_step} steps of {lanes:,} envs x agents need {least:,}; raise --replay-size, or "
+                "lower --num-envs, --rollout or --n-step."
+            )
+
+    def check_processes(self, steps: int, lanes: int, core: bool, processes: int) -> None:
+        each = sum(self.span(core)[1:]) or 1  # a batch is made of whole sequences
+        if self.batch_size % (processes * each):
+            what = f"sequences of {each} steps" if each > 1 else "transitions"
+            raise ShoalError(
+                f"A batch of {self.batch_size} transitions cannot be shared out to {processes} processes in {what}; "
+                f"use a --batch-size that is a multiple of {processes * each}."
             )
 
     def updates_after(self, made: int) -> int:
-        """Updates that are due in all after so many transitions since learning began: floor(ratio made / batch)."""
-        return int(Fraction(str(self.replay_ratio)) * max(0, made) / self.batch_size)
+        """Updates that are due in all after so many transitions since learning began: floor(ratio made / drawn)."""
+        return int(Fraction(str(self.replay_ratio)) * max(0, made) / self.drawn)
 
 
 class OffPolicy(Learner):
@@ -95,8 +121,14 @@ class OffPolicy(Learner):
         bf16: bool = False,
     ):
         super().__init__(policy, rollout, config, seed, compiled, bf16)
-        lanes = rollout.samples // rollout.steps
-        self.start = max(config.learning_starts, (config.n_step + rollout.stack + 1) * lanes)
+        lanes = self.samples // rollout.steps
+        self.batch = config.batch_size // self.reducer.size
+        """Transitions of a batch that this process draws."""
+        self.burn_in, self.sequence = config.span(policy.core is not None)
+        """Rows of each sequence that only warm a core up, and those that are learnt from."""
+        rows = self.burn_in + self.sequence
+        least = config.n_step + rollout.stack + 1 + (rows + rollout.steps if rows else 0)
+        self.start = max(config.learning_starts, least * lanes)
         """Transitions before the first update: as many as asked for, and enough for targets of n steps."""
         self.replay = Replay(
             rollout,
@@ -106,10 +138,11 @@ class OffPolicy(Learner):
             prioritised=config.prioritised,
             alpha=config.priority_alpha,
             seed=seed,
+            sequences=rows,
         )
         self.beta = torch.ones((), device=self.device)
-        self._made = 0
-        """Transitions since learning began."""
+        self._made = -self.start
+        """Transitions since learning began; below 0, so many are still to be made before."""
 
     # --- one rollout, one update ------------------------------------------------------------------------------------
 
@@ -122,7 +155,7 @@ class OffPolicy(Learner):
 
     def due(self, made: int) -> int:
         self._made = made - self.start
-        return self.config.updates_after(self._made) - self.config.updates_after(self._made - self.rollout.samples)
+        return self.config.updates_after(self._made) - self.config.updates_after(self._made - self.samples)
 
     def cut(self) -> None:
         self.replay.cut()
@@ -137,15 +170,18 @@ class OffPolicy(Learner):
     def remark(self) -> str:
         drawn = "by priority" if self.config.prioritised else "evenly"
         return (
-            f"{super().remark()}; a replay of {self.replay.reward.numel():,} transitions, drawn {drawn}, each "
+            f"{super().remark()}; a replay of {self.replay.reward.numel() * self.reducer.size:,} transitions, drawn "
+            f"{drawn}, each "
             f"{self.config.replay_ratio:g} times"
         )
 
     def read_metrics(self) -> dict[str, float]:
         means = super().read_metrics()
-        means["replay_ratio"] = self._updates_read * self.config.batch_size / max(1, self._made)
+        means["replay_ratio"] = self._updates_read * self.config.drawn / max(1, self._made)
         assert self.rollout.epsilon is not None
-        means["epsilon"] = float(self.rollout.epsilon.mean())
+        rate = self.rollout.epsilon.mean()
+        self.reducer.average(rate)
+        means["epsilon"] = float(rate)
         return means
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -159,19 +195,24 @@ class OffPolicy(Learner):
         prefix = "replay."
         self.replay.load_state_dict({k[len(prefix) :]: v for k, v in state.items() if k.startswith(prefix)})
 
+    def env_axes(self) -> dict[str, int]:
+        replay = {f"replay.{name}": axis for name, axis in self.replay.env_axes().items()}
+        return {**super().env_axes(), "epsilon": 0, **replay}
 
-def twin(module: nn.Module, optimiser: Adam) -> tuple[nn.Module, torch.Tensor]:
-    """A copy to take targets from, and its parameters as one vector, laid out like the optimiser's.
 
-    It has parameters and noise of its own but sees as the module does: running moments are shared.
+def twin(policy: PolicyKind, optimisers: Iterable[Adam]) -> tuple[PolicyKind, list[torch.Tensor]]:
+    """A copy to take targets from, and its parameters as vectors, laid out like those of the optimisers.
+
+    It has parameters and noise of its own but sees as the policy does: running moments are shared.
     """
-    made, flat = copy.deepcopy(module), optimiser.flat.clone()
-    for own, other in zip(made.modules(), module.modules(), strict=True):
+    made = copy.deepcopy(policy)
+    for own, other in zip(made.modules(), policy.modules(), strict=True):
         for name, buffer in other.named_buffers(recurse=False):
             if name in other.state_dict():  # kept in checkpoints: no noise
                 own.register_buffer(name, buffer)
-    for own, p in zip(made.parameters(), module.parameters(), strict=True):
+    flats = {o.flat.untyped_storage().data_ptr(): o.flat.clone() for o in optimisers}
+    for own, p in zip(made.parameters(), policy.parameters(), strict=True):
         own.requires_grad_(False)
         start = p.storage_offset()
-        own.data = flat[start : start + p.numel()].view_as(p)
-    return made, flat
+        own.data = flats[p.untyped_storage().data_ptr()][start : start + p.numel()].view_as(p)
+    return made, list(flats.values())

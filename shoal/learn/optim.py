@@ -63,7 +63,9 @@ class Adam:
         if self.apart:
             self._tell_apart(rows)
         self.reduce: Callable[[torch.Tensor], None] | None = None
-        """Averages the gradient over processes, in place; the one place where that happens."""
+        """Averages the gradient over processes, in place; the one place where that happens.
+
+        Losses are made so that their mean over the processes is the loss of all samples."""
         self._apply: Callable = torch.compile(self._apply_eager, dynamic=False) if compiled else self._apply_eager
 
     def _tell_apart(self, rows: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""What A2C and PPO share: values, advantages, one compiled loss, one optimiser, metrics that stay on the device.
+"""What policy-gradient learners share: values, advantages, one compiled loss, metrics that stay on the device.
 
 A batch whose activations would not fit is worked through in passes of equal size; gradients add up over them.
 """
@@ -36,12 +36,20 @@ class PolicyGradientConfig(LearnerConfig):
     """Scale the advantages of each mini-batch to mean 0 and deviation 1."""
     normalise_reward: bool = False
     """Divide rewards by the running deviation of the discounted return."""
+    vtrace: bool = False
+    """Correct advantages and targets by V-trace for what the policy has learnt since it acted."""
+    rho_clip: float = 1.0
+    """Largest ratio of probabilities, now over then, by which V-trace weighs what was learnt from a step."""
+    trace_clip: float = 1.0
+    """Largest ratio by which it weighs what came after the step."""
     pass_size: int | None = None
     """Samples that an update works on at once; gradients add up (none: what fits in a few GiB)."""
 
     def __post_init__(self):
         super().__post_init__()
         require("lam", self.lam, 0 <= self.lam <= 1, "between 0 and 1")
+        for name in ("rho_clip", "trace_clip"):
+            require(name.replace("_", "-"), getattr(self, name), getattr(self, name) > 0, "above 0")
         require("pass-size", self.pass_size, self.pass_size is None or self.pass_size > 0, "above 0")
 
 
@@ -73,6 +81,7 @@ class Totals(NamedTuple):
     """What a part of a mini-batch must know of all of it, to add up to the same loss."""
 
     samples: torch.Tensor
+    """How many count. Of several processes their mean, since gradients are averaged over them."""
     mean: torch.Tensor
     scale: torch.Tensor
 
@@ -104,10 +113,13 @@ class PolicyGradient(Learner):
         self.target = torch.zeros_like(rollout.reward)
         self.reward_scale = torch.ones(1, device=self.device)
         self.reward_moments = RunningMoments().to(self.device)
+        self.reward_moments.reducer = self.reducer
         self.reward_carry = torch.zeros(envs, agents, device=self.device)
         self._discounted = None
         if config.normalise_reward:
             self._discounted = discounted_plan(rollout, self.reward_carry, self.advantage, config.gamma)
+        self.ratio = torch.ones_like(rollout.log_prob) if config.vtrace else None
+        """[T, N, A]: probability of the actions now over that when they were taken."""
         self._advantages = advantage_plan(
             rollout,
             self.value,
@@ -117,6 +129,8 @@ class PolicyGradient(Learner):
             self.target,
             config.gamma,
             config.lam,
+            self.ratio,
+            (config.rho_clip, config.trace_clip),
         )
 
         # Flat views of the rollout, one row per sample.
@@ -146,6 +160,7 @@ class PolicyGradient(Learner):
             self._workers = ThreadPoolExecutor(cpu_threads(), initializer=lambda: torch.set_num_threads(1))
 
         self._value_of = self._wrap(self._value_eager)
+        self._judge = self._wrap(self._judge_eager)
         self._losses = self._wrap(self._losses_eager)
         self._whole_of = self._wrap(self._whole_eager)
         self._explained = self._wrap(losses.explained_variance)
@@ -175,13 +190,29 @@ class PolicyGradient(Learner):
             self._values()
             self._advantages()
             weight = None if self._counts is None else self._counts.float()
-            spread = self._explained(self._batch.value, self._batch.target, weight)
+            if self.reducer.size == 1:
+                spread = self._explained(self._batch.value, self._batch.target, weight)
+            else:
+                spread = self._explained_by_all(weight)
             self.metrics["explained_variance"].add_(spread)
+
+    def _explained_by_all(self, weight: torch.Tensor | None) -> torch.Tensor:
+        """`losses.explained_variance` over the samples of all processes."""
+        target = self._batch.target
+        both = (target - self._batch.value, target)
+        means = torch.stack([losses.weighted_mean(x, weight) for x in both])
+        spreads = torch.stack([losses.variance(x, weight) for x in both])
+        samples = torch.full_like(means[0], target.shape[0]) if weight is None else weight.sum()
+        left, whole = self.reducer.pooled(samples, means, spreads)[2]
+        return 1.0 - left / whole.clamp(min=1e-8)
 
     def _values(self) -> None:
         """Values of all observations, in few large passes."""
         r, out = self.rollout, self.value
-        passes = [] if r.valued else self._passes(r.samples)
+        passes = [] if r.valued or self.ratio is not None else self._passes(r.samples)
+        if self.ratio is not None:
+            for rows in self._passes(self.units, self._each):
+                self._judge(rows, self.ratio.view(-1))
         if len(passes) == 1:
             self._value_of(stacked(r.observation, r.age), out.view(-1))
         else:
@@ -211,16 +242,30 @@ class PolicyGradient(Learner):
         with self._precision():
             out.copy_(self.policy.value(observation, state))
 
+    def _judge_eager(self, units: slice, ratio: torch.Tensor) -> None:
+        """What the policy now makes of some samples or sequences: values, and how much likelier their actions are."""
+        pick = None if self.policy.core is None else torch.arange(units.start, units.stop, device=self.device)
+        rows = units if pick is None else self._rows(pick)
+        batch = self._batch.part(rows)
+        with self._precision():
+            params, value = self._forward(batch, pick)
+        log_prob, _ = self.policy.head.log_prob_and_entropy(params, batch.action)
+        self._batch.value[rows] = value
+        ratio[rows] = torch.exp(log_prob - batch.log_prob)
+
     def _gradient(self, pick: torch.Tensor | None) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """The losses over the samples or sequences `pick` (None: all) and the gradient of found["loss"]."""
         if pick is None and self.policy.core is not None:
             pick = torch.arange(self.units, device=self.device)
         passes = self._passes(self.units if pick is None else pick.shape[0], self._each)
-        if len(passes) == 1:
+        if len(passes) == 1 and self.reducer.size == 1:
             found = self._losses(self._batch, pick, None)
             return found, self.optimiser.gradient(found["loss"])
         with torch.no_grad():
-            whole = self._whole_of(self._batch.advantage, self._counts, self._rows(pick))
+            samples, mean, spread = self.reducer.pooled(
+                *self._whole_of(self._batch.advantage, self._counts, self._rows(pick))
+            )
+            whole = Totals(samples / self.reducer.size, mean, losses.scale_of(spread))
 
         def one(rows: slice) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
             batch = self._batch.part(rows) if pick is None else self._batch
@@ -235,11 +280,14 @@ class PolicyGradient(Learner):
                 total[name] = total.get(name, 0.0) + value.detach()
         return total, gradient
 
-    def _whole_eager(self, advantage: torch.Tensor, counts: torch.Tensor | None, pick: torch.Tensor | None) -> Totals:
+    def _whole_eager(
+        self, advantage: torch.Tensor, counts: torch.Tensor | None, pick: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """How many samples of a mini-batch count, and mean and variance of their advantages."""
         advantage = advantage if pick is None else advantage[pick]
         weight = None if counts is None else (counts if pick is None else counts[pick]).float()
         samples = torch.full_like(advantage[0], advantage.shape[0]) if weight is None else weight.sum()
-        return Totals(samples, *losses.moments(advantage, weight))
+        return samples, losses.weighted_mean(advantage, weight), losses.variance(advantage, weight)
 
     def _losses_eager(self, batch: Batch, pick: torch.Tensor | None, whole: Totals | None) -> dict[str, torch.Tensor]:
         """The loss and what is reported of it, over the samples or sequences `pick` of a batch (None: all).
@@ -266,7 +314,7 @@ class PolicyGradient(Learner):
         if whole is None:
             return found
         here = value.shape[0] if weight is None else weight.sum()
-        share = here / whole.samples.clamp(min=1.0)
+        share = here / whole.samples.clamp(min=1.0 / self.reducer.size)
         return {name: term * share for name, term in found.items()}
 
     def _rows(self, pick: torch.Tensor | None) -> torch.Tensor | None:
@@ -302,6 +350,7 @@ class PolicyGradient(Learner):
     @property
     def nbytes(self) -> int:
         own = (self.final_value, self.advantage, self.target, self.reward_carry)
+        own += () if self.ratio is None else (self.ratio,)
         weights = 0 if self._counts is None else self._counts.nbytes * (len(self._choices) > 1)
         return sum(t.nbytes for t in own) + weights
 
@@ -310,3 +359,6 @@ class PolicyGradient(Learner):
         state.update({f"reward_moments.{k}": v for k, v in self.reward_moments.state_dict().items()})
         state["reward_carry"] = self.reward_carry
         return state
+
+    def env_axes(self) -> dict[str, int]:
+        return {**super().env_axes(), "reward_carry": 0}

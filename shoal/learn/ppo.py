@@ -1,6 +1,7 @@
 """PPO: several epochs of mini-batches over one rollout, with a clipped ratio (Schulman et al. 2017)."""
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 
@@ -9,6 +10,9 @@ from shoal.learn import losses
 from shoal.learn.learner import require
 from shoal.learn.policy_gradient import PolicyGradient, PolicyGradientConfig
 from shoal.learn.shuffle import order_plan
+
+OTHER_PROCESS = 0x2545F491
+"""From the seed of one process's shuffles to the next one's."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,27 @@ class PPOConfig(PolicyGradientConfig):
                 f"{self.minibatches} mini-batches; change --num-envs, --rollout or --minibatches."
             )
 
+    def check_processes(self, steps: int, lanes: int, core: bool, processes: int) -> None:
+        units = lanes if core else steps * lanes
+        if units % self.minibatches:
+            what = "sequences" if core else "samples"
+            raise ShoalError(
+                f"Each of {processes} processes has {units} {what} of a rollout, which do not divide into "
+                f"{self.minibatches} mini-batches; change --num-envs, --minibatches or the number of processes."
+            )
+
+
+@dataclass(frozen=True)
+class APPOConfig(PPOConfig):
+    """Settings of APPO: PPO that learns from rollouts of policies a little older than its own."""
+
+    epochs: int = 1
+    """Passes over each rollout."""
+    vtrace: bool = True
+    """Correct advantages and targets by V-trace for what the policy has learnt since it acted."""
+
+    run: ClassVar[dict[str, Any]] = dict(asynchronous=True)
+
 
 class PPO(PolicyGradient):
     """Proximal policy optimisation."""
@@ -59,7 +84,9 @@ class PPO(PolicyGradient):
     def __init__(self, policy, rollout, config: PPOConfig, seed: int = 0, compiled: bool = False, bf16: bool = False):
         super().__init__(policy, rollout, config, seed, compiled, bf16)
         self.order = torch.zeros(self.units, dtype=torch.int32, device=self.device)
-        self._shuffles = [order_plan(self.order, seed, epoch, self.updates) for epoch in range(config.epochs)]
+        # Each process shuffles its own samples.
+        own = seed + OTHER_PROCESS * self.reducer.rank
+        self._shuffles = [order_plan(self.order, own, epoch, self.updates) for epoch in range(config.epochs)]
 
     def _terms(self, batch, log_prob, value, weight):
         c = self.config
@@ -91,5 +118,7 @@ class PPO(PolicyGradient):
                 if self.config.target_kl is not None:
                     # A flag on the device instead of a branch: the steps that follow change nothing.
                     # One that is not a number goes on to the check of the gradient, which notices it.
-                    go = torch.where(found["approx_kl"] > self.config.target_kl, 0.0, go)
+                    kl = found["approx_kl"].clone()
+                    self.reducer.average(kl)
+                    go = torch.where(kl > self.config.target_kl, 0.0, go)
                 self._descend(found, gradient, go)

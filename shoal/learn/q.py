@@ -3,13 +3,14 @@
 Double (van Hasselt et al. 2016), dueling (Wang et al. 2016), prioritised replay (Schaul et al. 2016), n-step targets,
 categorical values (C51, Bellemare et al. 2017), quantiles (QR-DQN, Dabney et al. 2018), noisy networks (Fortunato et
 al. 2018); all but quantiles together are Rainbow (Hessel et al. 2018). Exploration rates may differ between envs
-(Ape-X, Horgan et al. 2018).
+(Ape-X, Horgan et al. 2018). A policy with a core learns from sequences, whose first rows only warm the core up (R2D2,
+Kapturowski et al. 2019), and values may be rescaled (Pohlen et al. 2018).
 
 The target network's period is counted in updates.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -18,13 +19,16 @@ from shoal.errors import ShoalError
 from shoal.learn import losses
 from shoal.learn.learner import require
 from shoal.learn.off_policy import OffPolicy, OffPolicyConfig, twin
-from shoal.learn.replay import Sample
+from shoal.learn.replay import Sample, Sequences
 from shoal.learn.rollout import Rollout
 from shoal.policy import QPolicy
 from shoal.policy.q import check_choices
 
 LEARNING, AIMING = 1, 2
 """Streams of the noise inside the network that learns and inside its target; acting has stream 0."""
+
+ETA = 0.9
+"""How much the largest error of a sequence counts for its priority, beside the mean."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +63,20 @@ class QConfig(OffPolicyConfig):
     """Share of the run over which it falls."""
     epsilon_spread: float = 0.0
     """Let the envs differ: epsilon^(1 + spread i / (N - 1)) for env i of N (Ape-X: 7)."""
+    burn_in: int = 32
+    """With a core: steps that each sequence begins with to warm the core up, and that are not learnt from."""
+    sequence: int = 64
+    """With a core: steps of each sequence that are learnt from; a batch has batch-size / sequence of them."""
+    rescale: bool = False
+    """Learn h(Q) = sign(Q) (sqrt(|Q| + 1) - 1) + Q / 1000 in place of Q: for rewards of all sizes."""
 
     network: ClassVar[tuple[str, ...]] = ("dueling", "noisy", "atoms", "v_min", "v_max", "quantiles")
 
     def __post_init__(self):
         super().__post_init__()
-        for name in ("target_period", "atoms"):
+        for name in ("target_period", "atoms", "sequence"):
             require(name.replace("_", "-"), getattr(self, name), getattr(self, name) >= 1, "at least 1")
-        for name in ("quantiles", "epsilon_spread"):
+        for name in ("quantiles", "epsilon_spread", "burn_in"):
             require(name.replace("_", "-"), getattr(self, name), getattr(self, name) >= 0, "at least 0")
         for name in ("epsilon", "epsilon_end", "epsilon_share"):
             require(name.replace("_", "-"), getattr(self, name), 0 <= getattr(self, name) <= 1, "between 0 and 1")
@@ -77,16 +87,33 @@ class QConfig(OffPolicyConfig):
             raise ShoalError(
                 f"Values are made up of atoms ({self.atoms}) or of quantiles ({self.quantiles}), not both."
             )
+        if self.rescale and (self.atoms > 1 or self.quantiles):
+            raise ShoalError(
+                "--rescale is for Q-values that are plain numbers; use --atoms 1 and --quantiles 0 with it."
+            )
 
-    def head(self) -> dict[str, Any]:
-        """The settings of the policy's head."""
-        return {name: getattr(self, name) for name in self.network}
+    def span(self, core: bool) -> tuple[int, int]:
+        return (self.burn_in, self.sequence) if core else (0, 0)
 
     def check_group(self, group: Group, core: bool) -> None:
         check_choices(group)
-        if core:
-            raise ShoalError("Q-learning has no use for a core yet; use --core none, or --algo ppo or a2c.")
         super().check_group(group, core)
+
+    def check_rollout(self, steps: int, lanes: int, core: bool) -> None:
+        if core and (self.burn_in % steps or self.sequence % steps):
+            near = [max(least, round(rows / steps)) * steps for rows, least in ((self.burn_in, 0), (self.sequence, 1))]
+            raise ShoalError(
+                f"A policy with a core learns from whole rollouts, but --burn-in {self.burn_in} and --sequence "
+                f"{self.sequence} are no multiples of --rollout {steps}; use --burn-in {near[0]} --sequence {near[1]}, "
+                "or another --rollout."
+            )
+        if core and self.batch_size % self.sequence:
+            batch = max(1, round(self.batch_size / self.sequence)) * self.sequence
+            raise ShoalError(
+                f"A policy with a core learns from whole sequences, but --batch-size {self.batch_size} is no multiple "
+                f"of --sequence {self.sequence}; use --batch-size {batch}, or another --sequence."
+            )
+        super().check_rollout(steps, lanes, core)
 
     def epsilon_at(self, done: float) -> float:
         """How often agents act at random after a share `done` of the run."""
@@ -116,6 +143,70 @@ class RainbowConfig(QConfig):
     """Share of the run over which it falls."""
 
 
+@dataclass(frozen=True)
+class R2D2Config(QConfig):
+    """Settings of R2D2: a policy with a core, learnt from sequences."""
+
+    lr: float = 5e-4
+    """Learning rate; with --lr-scale, of batches of --lr-batch samples."""
+    gamma: float = 0.997
+    """Discount per step."""
+    clip_norm: float = 40.0
+    """Largest norm of the gradient."""
+    batch_size: int = 1280
+    """Transitions that an update learns from."""
+    replay_ratio: float = 2.0
+    """How often a transition is learnt from on average: samples drawn over samples made."""
+    n_step: int = 5
+    """Rewards that a target sums before it looks at a value."""
+    double: bool = True
+    """Let the network that learns choose the action that the target network judges."""
+    dueling: bool = True
+    """Split Q-values into a value of the state and advantages of the choices."""
+    prioritised: bool = True
+    """Draw transitions the more often the larger their error was."""
+    priority_alpha: float = 0.9
+    """Power of the error that the probability of a transition grows with."""
+    priority_beta: float = 0.6
+    """How far weights make up for the priorities at the start of the run; at its end they do so fully (1)."""
+    epsilon: float = 0.4
+    """How often agents act at random at first."""
+    epsilon_end: float = 0.4
+    """How often they do so later."""
+    epsilon_spread: float = 7.0
+    """Let the envs differ: epsilon^(1 + spread i / (N - 1)) for env i of N (Ape-X: 7)."""
+    burn_in: int = 40
+    """With a core: steps that each sequence begins with to warm the core up, and that are not learnt from."""
+    sequence: int = 80
+    """With a core: steps of each sequence that are learnt from; a batch has batch-size / sequence of them."""
+    rescale: bool = True
+    """Learn h(Q) = sign(Q) (sqrt(|Q| + 1) - 1) + Q / 1000 in place of Q: for rewards of all sizes."""
+
+    run: ClassVar[dict[str, Any]] = dict(core="lstm", rollout=40)
+
+    def check_group(self, group: Group, core: bool) -> None:
+        super().check_group(group, core)
+        if not core:
+            raise ShoalError("R2D2 learns what to remember and needs a core; use --core lstm or gru, or --algo dqn.")
+
+
+class Lesson(NamedTuple):
+    """What an update learns from, one row per transition."""
+
+    numbers: torch.Tensor
+    """[n, choices, width]: what the network tells of the choices."""
+    ahead: torch.Tensor
+    """[n, parts, width]: what the target network tells of the best choices n steps later."""
+    action: torch.Tensor
+    """int64 [n, parts]"""
+    reward: torch.Tensor
+    """float32 [n]: of n steps."""
+    discount: torch.Tensor
+    """float32 [n]: of what comes later."""
+    weight: torch.Tensor
+    """float32 [n]: how much it counts."""
+
+
 class QLearner(OffPolicy):
     """Learns what choices are worth from a replay of past rollouts."""
 
@@ -133,8 +224,7 @@ class QLearner(OffPolicy):
         bf16: bool = False,
     ):
         super().__init__(policy, rollout, config, seed, compiled, bf16)
-        made, self.target_flat = twin(policy, self.optimiser)
-        self.target = cast(QPolicy, made)
+        self.target, (self.target_flat,) = twin(policy, self.optimisers.values())
         plans = (policy.noise_plan(seed, LEARNING, self.updates), self.target.noise_plan(seed, AIMING, self.updates))
         self._noise = [plan for plan in plans if plan is not None]
         self._spread = _powers(rollout, config.epsilon_spread)
@@ -146,7 +236,7 @@ class QLearner(OffPolicy):
     def update(self) -> None:
         for plan in self._noise:
             plan()
-        sample = self.replay.sample(self.config.batch_size, self.beta)
+        sample = self._drawn()
         found = self._losses(sample)
         self._descend(found, self.optimiser.gradient(found["loss"]), torch.ones((), device=self.device))
         with torch.no_grad():
@@ -154,6 +244,13 @@ class QLearner(OffPolicy):
                 self.replay.update_priorities(sample.place, found["error"].detach())
             self._count()
             self._follow()
+
+    def _drawn(self) -> Sample | Sequences:
+        """Fresh experience: transitions, or with a core sequences."""
+        if self.policy.core is None:
+            return self.replay.sample(self.batch, self.beta)
+        count = self.batch // self.sequence
+        return self.replay.sample_sequences(count, self.burn_in, self.sequence, self.beta)
 
     def adopt(self) -> None:
         self.target_flat.copy_(self.optimiser.flat)
@@ -164,42 +261,102 @@ class QLearner(OffPolicy):
         share = (self.updates % c.target_period == 0).float() if c.tau is None else c.tau
         self.target_flat.lerp_(self.optimiser.flat, share)
 
-    def _losses_eager(self, sample: Sample) -> dict[str, torch.Tensor]:
+    def _losses_eager(self, sample: Sample | Sequences) -> dict[str, torch.Tensor]:
         """The loss, and by how much each sample was off; what the parts of an action lose is added up."""
         head = self.policy.head
+        lesson = self._along(sample) if isinstance(sample, Sequences) else self._single(sample)
+        loss = worth = error = torch.zeros_like(lesson.reward)
+        for i, part in enumerate(lesson.numbers.split(head.nvec, dim=1)):
+            own = _pick(part, lesson.action[:, i])
+            lost, off = self._lost(own, lesson.ahead[:, i], lesson)
+            loss, error = loss + lost, error + off
+            told = head.worth(own.detach().unsqueeze(1)).squeeze(1)
+            worth = worth + (losses.unscaled(told) if self.config.rescale else told) / len(head.nvec)
+        found = dict(loss=(lesson.weight * loss).mean(), q_value=worth.mean(), td_error=error.detach().mean())
+        if isinstance(sample, Sequences):
+            counts = sample.counts[self.burn_in :]
+            error = error.view_as(counts)
+            found["td_error"] = losses.weighted_mean(error.detach(), counts.float())
+            error = _sequence_error(error, counts)
+        return dict(found, error=error)
+
+    def _single(self, sample: Sample) -> Lesson:
+        """What there is to learn from single transitions."""
         with self._precision():
             numbers = self.policy.numbers(sample.seen)
-        with torch.no_grad():
-            later, chosen = self._judged(sample)
+            with torch.no_grad():
+                later = self.target.numbers(sample.later)
+                judge = self.policy.numbers(sample.later) if self.config.double else later
+        ahead = self._best(later, judge, sample.later_mask)
         action = sample.action.view(len(sample.place), -1).long()
-        loss = worth = error = torch.zeros_like(sample.reward)
-        for i, part in enumerate(numbers.split(head.nvec, dim=1)):
-            own = _pick(part, action[:, i])
-            ahead = _pick(later.split(head.nvec, dim=1)[i], chosen[:, i])
-            lost, off = self._lost(own, ahead, sample)
-            loss, error = loss + lost, error + off
-            worth = worth + head.worth(own.unsqueeze(1)).squeeze(1) / len(head.nvec)
-        weight = sample.weight
-        return dict(
-            loss=(weight * loss).mean(), error=error, q_value=worth.detach().mean(), td_error=error.detach().mean()
+        return Lesson(numbers, ahead, action, sample.reward, sample.discount, sample.weight)
+
+    def _along(self, sample: Sequences) -> Lesson:
+        """What there is to learn along sequences, row after row: both networks warm up first, without a gradient.
+
+        The numbers of the rows from there on and, after them, of the final observations are what targets look at.
+        """
+        burn_in, length = self.burn_in, self.sequence
+        seen, ended, final = sample.seen[burn_in:], sample.terminated | sample.truncated, sample.final_seen
+        with self._precision():
+            with torch.no_grad():
+                state = self._warm(self.policy, sample, ended)
+                later, then = self.target.sequence(seen, self._warm(self.target, sample, ended), ended[burn_in:])
+            numbers, states = self.policy.sequence(seen, state, ended[burn_in:])
+            with torch.no_grad():
+                judge = later = torch.cat([later, self._finals(self.target, sample, then)])
+                if self.config.double:
+                    judge = torch.cat([numbers.detach(), self._finals(self.policy, sample, states.detach())])
+        mask = sample.mask
+        if mask is not None:
+            mask = torch.cat([mask[burn_in:], mask.new_ones(*final.shape[:2], mask.shape[-1])]).flatten(0, 1)
+        ahead = self._best(later.flatten(0, 1), judge.flatten(0, 1), mask)
+        batch = len(sample.place)
+        place = (sample.later[burn_in:] - burn_in) * batch + torch.arange(batch, device=self.device)
+        learnt = slice(burn_in, burn_in + length)
+        return Lesson(
+            numbers[:length].flatten(0, 1),
+            ahead[place.flatten()],
+            sample.action[learnt].reshape(length * batch, -1).long(),
+            sample.n_step_reward[learnt].flatten(),
+            sample.discount[learnt].flatten(),
+            (sample.weight * sample.counts[learnt]).flatten(),
         )
 
-    def _judged(self, sample: Sample) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the target network tells of the choices n steps later, and which of them are taken [batch, parts]."""
-        head = self.policy.head
-        with self._precision():
-            later = self.target.numbers(sample.later)
-            judge = self.policy.numbers(sample.later) if self.config.double else later
-        return later, head.best(head.worth(judge, sample.later_mask))
+    def _warm(self, network: QPolicy, sample: Sequences, ended: torch.Tensor) -> torch.Tensor:
+        """What a network remembers [batch, S] after the burn-in."""
+        assert sample.state is not None
+        if not self.burn_in:
+            return sample.state
+        return network.after(sample.seen[: self.burn_in], sample.state, ended[: self.burn_in])
 
-    def _lost(self, own: torch.Tensor, ahead: torch.Tensor, sample: Sample) -> tuple[torch.Tensor, torch.Tensor]:
-        """Loss and size of the error [batch] of numbers [batch, width], given those n steps later."""
+    def _finals(self, network: QPolicy, sample: Sequences, states: torch.Tensor) -> torch.Tensor:
+        """A network's numbers [F, batch, choices, width] of final observations, given its states after the burn-in."""
+        place = (sample.final_row - self.burn_in).clamp(min=0)  # those of the burn-in, or not there, are not asked for
+        then = states.gather(0, place.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
+        numbers = network.numbers(sample.final_seen.flatten(0, 1), then.flatten(0, 1))
+        return numbers.unflatten(0, place.shape)
+
+    def _best(self, later: torch.Tensor, judge: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        """Numbers [n, parts, width], out of `later` [n, choices, width], of the choices that `judge` holds for best."""
+        head = self.policy.head
+        with torch.no_grad():
+            chosen = head.best(head.worth(judge, mask))
+            parts = enumerate(later.split(head.nvec, dim=1))
+            return torch.stack([_pick(part, chosen[:, i]) for i, part in parts], dim=1)
+
+    def _lost(self, own: torch.Tensor, ahead: torch.Tensor, lesson: Lesson) -> tuple[torch.Tensor, torch.Tensor]:
+        """Loss and size of the error [n] of numbers [n, width], given those n steps later."""
         head = self.policy.head
         if head.atoms > 1:
-            aim = losses.categorical_projection(ahead.softmax(-1), sample.reward, sample.discount, head.support)
+            aim = losses.categorical_projection(ahead.softmax(-1), lesson.reward, lesson.discount, head.support)
             lost = losses.cross_entropy(own, aim)
             return lost, lost
-        aim = sample.reward.unsqueeze(-1) + sample.discount.unsqueeze(-1) * ahead
+        if self.config.rescale:
+            ahead = losses.unscaled(ahead)
+        aim = lesson.reward.unsqueeze(-1) + lesson.discount.unsqueeze(-1) * ahead
+        if self.config.rescale:
+            aim = losses.rescaled(aim)
         if head.quantiles:
             lost = losses.quantile_loss(own, aim)
             return lost, lost
@@ -218,16 +375,24 @@ class QLearner(OffPolicy):
     def remark(self) -> str:
         c = self.config
         follow = f"copied every {c.target_period:,} updates" if c.tau is None else f"following by {c.tau:g}"
-        return f"{super().remark()}; target network {follow}"
+        along = f"; sequences of {self.sequence} steps after {self.burn_in} to warm up" if self.sequence else ""
+        return f"{super().remark()}{along}; target network {follow}"
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         return {**super().state_dict(), "target": self.target_flat}
 
 
+def _sequence_error(error: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """eta max |e| + (1 - eta) mean |e| over the rows of sequences [rows, n] that count   (Kapturowski et al. 2019)."""
+    size = error.abs() * counts
+    return ETA * size.amax(dim=0) + (1.0 - ETA) * size.sum(dim=0) / counts.sum(dim=0).clamp(min=1)
+
+
 def _powers(rollout: Rollout, spread: float) -> torch.Tensor:
     """What epsilon is raised to for each env and agent, [N, A]."""
-    envs, agents = rollout.reward.shape[1:]
-    return torch.linspace(1.0, 1.0 + spread, envs, device=rollout.reward.device).unsqueeze(-1).expand(-1, agents)
+    (envs, agents), reducer = rollout.reward.shape[1:], rollout.reducer
+    powers = torch.linspace(1.0, 1.0 + spread, envs * reducer.size, device=rollout.reward.device)
+    return powers.view(reducer.size, envs)[reducer.rank].unsqueeze(-1).expand(-1, agents)
 
 
 def _pick(numbers: torch.Tensor, choice: torch.Tensor) -> torch.Tensor:

@@ -316,11 +316,20 @@ class Replay:
         """What was drawn has shown these errors: priorities become (|error| + eps)^alpha. Uniform: nothing to do."""
         if self.tree is not None:
             self.tree.update(place, error.detach())
+            self.rollout.reducer.maximum(self.tree.top)
 
     def _weights(self, priority: torch.Tensor, counts: torch.Tensor, beta: torch.Tensor | float) -> torch.Tensor:
-        """(n P(i))^-beta over the largest of the batch: (least priority / priority)^beta; 0 for what counts not."""
+        """(n P(i))^-beta over the largest of the batch: (least priority / priority)^beta; 0 for what counts not.
+
+        Each process draws as many from its own priorities p of sum s; in place of 1 / p there stands s / p.
+        """
         if self.tree is None:
             return counts.float()
+        if self.rollout.reducer.size > 1:
+            odds = self.tree.nodes[-1] / priority
+            most = odds.masked_fill(~counts, 0.0).amax()
+            self.rollout.reducer.maximum(most)
+            return torch.pow(odds / most, beta).masked_fill(~counts, 0.0)
         least = priority.masked_fill(~counts, torch.inf).amin()
         return torch.pow(least / priority, beta).masked_fill(~counts, 0.0)
 
@@ -329,11 +338,13 @@ class Replay:
         batch = draw.place.numel()
         out = [wp.from_torch(draw.place), wp.from_torch(draw.priority)]
         random = [self.seed, wp.from_torch(self.counter)]
+        reducer = self.rollout.reducer
         if self.tree is None:
-            inputs = [self._ring, *random, self._stride, self._span, self._span + self.n_step, *out]
+            which = [batch, reducer.rank, reducer.size]
+            inputs = [self._ring, *which, *random, self._stride, self._span, self._span + self.n_step, *out]
             plan.add_kernel(draw_uniform, batch, inputs, unit=UNIT, block=BLOCK)
         else:
-            inputs = [batch, *random, *self.tree.inputs, *out]
+            inputs = [batch, reducer.rank, *random, *self.tree.inputs, *out]
             plan.add_kernel(draw_by_priority, batch, inputs, unit=UNIT, block=BLOCK)
 
     def _struct(self) -> Any:
@@ -355,13 +366,19 @@ class Replay:
     # --- size and state ---------------------------------------------------------------------------------------------
 
     @staticmethod
-    def bytes_per_step(rollout: Rollout, prioritised: bool = False) -> int:
-        """Memory for one step of all envs; of final observations a share. Works on torch's meta device."""
+    def bytes_per_step(rollout: Rollout, prioritised: bool = False, sequences: bool = False) -> int:
+        """Memory for one step of all envs; of final observations a share. Works on torch's meta device.
+
+        For sequences there are priorities, and what agents remembered, once per rollout.
+        """
+        stride = rollout.steps if sequences else 1
         rows = [rollout.observation, rollout.action, rollout.reward, rollout.terminated, rollout.truncated]
         rows += [t for t in (rollout.age, rollout.alive, rollout.acting, rollout.action_mask) if t is not None]
         found = sum(t[0].nbytes for t in rows) + 4 * rollout.terminated.shape[1]
         if prioritised:
-            found += rollout.reward[0].nbytes * 33 // 32
+            found += rollout.reward[0].nbytes * 33 // (32 * stride)
+        if sequences and rollout.state is not None:
+            found += rollout.state[0].nbytes // stride
         final = rollout.final_observation
         share = min(final.shape[0] / rollout.steps, 1 / FINAL_SHARE)
         return found + round(share * final[0].nbytes)
@@ -375,8 +392,13 @@ class Replay:
         names = "frames age action mask reward terminated truncated alive acting serial finals final_alive final_count"
         found = {name: getattr(self, name) for name in f"{names} state head filled counter".split()}
         if self.tree is not None:
-            found |= dict(nodes=self.tree.nodes, top=self.tree.top)
+            found |= dict(priority=self.tree.leaves.view(-1, *self.reward.shape[1:]), top=self.tree.top)
         return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+    def env_axes(self) -> dict[str, int]:
+        """Names of the state that have the envs along an axis, and which."""
+        whole = ("head", "filled", "counter", "top")
+        return {name: 0 if name == "final_count" else 1 for name in self.state_dict() if name not in whole}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Overwrite every tensor in place; names and shapes must match exactly, or nothing is changed."""
@@ -386,6 +408,8 @@ class Replay:
             raise ShoalError(f"The saved replay does not fit this one in: {', '.join(sorted(bad))}.")
         for name, tensor in own.items():
             tensor.copy_(state[name])
+        if self.tree is not None:
+            self.tree.renew()
 
 
 class _Draw:
@@ -420,8 +444,7 @@ class _SequenceDraw:
 
         stack, seen, span = replay.rollout.stack, replay.finals.shape[3:], replay.sequences
         rows = span + replay.n_step
-        limit = replay.time_limit
-        finals = min(rows, FINALS_PER_SEQUENCE) if limit is None else -(-rows // limit)
+        finals = _finals_within(rows, replay.rollout, replay.time_limit)
         self.place, self.priority = zeros(batch, dtype=torch.int64), zeros(batch)
         self.counted = zeros(batch, dtype=torch.bool)
         self.at, self.final_index = zeros(rows, batch, dtype=torch.int64), zeros(rows, batch, dtype=torch.int32)
@@ -449,6 +472,15 @@ def _blocks(rows: torch.Tensor, each: int) -> torch.Tensor:
     """Rows as blocks of `each`, [blocks, words]: a copy is fastest with wide words."""
     blocks = rows.unflatten(0, (-1, each))
     return as_words(blocks, 1, word_bytes(rows[0]))
+
+
+def _finals_within(rows: int, rollout: Rollout, time_limit: int | None) -> int:
+    """Final observations that come with a sequence of so many rows: all there can be, or without a limit a few."""
+    if time_limit is not None:
+        return -(-rows // time_limit)
+    slots = rollout.final_observation.shape[0]
+    known = slots < rollout.steps  # a rollout has room for as many as its world's limit allows
+    return min(rows, -(-rows * slots // rollout.steps) if known else FINALS_PER_SEQUENCE)
 
 
 def _final_room(slots: int, rows: int, each: int, time_limit: int | None) -> int:

@@ -25,10 +25,18 @@ def generalised_advantage(
     alive: wp.array3d[wp.bool],
     final_alive: wp.array3d[wp.bool],
     acting: wp.array3d[wp.bool],
+    lags: bool,
+    rho_clip: float,
+    trace_clip: float,
+    ratio: wp.array3d[float],
     advantage: wp.array3d[float],
     target: wp.array3d[float],
 ):
-    """A_t = r_t + gamma (V(s_{t+1}) + lam A_{t+1}) - V(s_t)   (Schulman et al. 2016).
+    """A_t = r_t + gamma (V(s_{t+1}) + lam D_{t+1}) - V(s_t),  target V(s_t) + D_t;  D = A   (Schulman et al. 2016).
+
+    If the policy has changed since it acted (`lags`), by a ratio w_t = pi(a_t) / mu(a_t) of probabilities, D is
+    V-trace's (Espeholt et al. 2018): D_t = min(w_t, rho) (r_t + gamma V(s_{t+1}) - V(s_t)) + gamma lam
+    min(w_t, c) D_{t+1}.
 
     At the end of an episode the bracket is 0 if it terminated, the value of the real final observation if it was
     truncated. An agent that leaves the game has terminated, whatever the others do. Where an agent does not choose,
@@ -42,34 +50,45 @@ def generalised_advantage(
     for t in range(steps):
         if truncated[env, t] and not terminated[env, t]:
             slot += 1
-    tail = value[env, steps, agent]  # what the future after row t is worth
+    ahead = value[env, steps, agent]  # what follows on row t is worth, as it was held to be
+    more = float(0.0)  # and how much more it turned out to be
     for back in range(steps):
         t = steps - 1 - back
         if terminated[env, t]:
-            tail = 0.0
+            ahead = 0.0
+            more = 0.0
         elif truncated[env, t]:
             slot -= 1
-            tail = final_value[env, slot, agent]
+            ahead = final_value[env, slot, agent]
+            more = 0.0
             if can_leave:
                 if not final_alive[env, slot, agent]:
-                    tail = 0.0
+                    ahead = 0.0
         elif can_leave:
             if not alive[env, t + 1, agent]:
-                tail = 0.0
+                ahead = 0.0
+                more = 0.0
         v = value[env, t, agent]
-        tail = scale * reward[env, t, agent] + gamma * tail
-        gain = tail - v
+        ahead = scale * reward[env, t, agent] + gamma * ahead
+        more = gamma * more
+        gain = float(0.0)
         chooses = bool(True)
         if can_leave:
             chooses = alive[env, t, agent]
         if can_wait:
             chooses = chooses and acting[env, t, agent]
         if chooses:
-            tail = v + lam * gain
+            gain = ahead + lam * more - v
+            if lags:
+                w = ratio[env, t, agent]
+                more = wp.min(w, rho_clip) * (ahead - v) + lam * wp.min(w, trace_clip) * more
+            else:
+                more = gain
+            ahead = v
+            target[env, t, agent] = v + more
         else:
-            gain = 0.0
+            target[env, t, agent] = v
         advantage[env, t, agent] = gain
-        target[env, t, agent] = gain + v
 
 
 @wp.func
@@ -107,8 +126,13 @@ def advantage_plan(
     target: torch.Tensor,
     gamma: float,
     lam: float,
+    ratio: torch.Tensor | None = None,
+    clips: tuple[float, float] = (1.0, 1.0),
 ) -> Plan:
-    """Fills `advantage` and `target` [T, N, A] from a rollout and its values ([T + 1, N, A], final: [K, N, A])."""
+    """Fills `advantage` and `target` [T, N, A] from a rollout and its values ([T + 1, N, A], final: [K, N, A]).
+
+    With a `ratio` [T, N, A] of probabilities, now over then, by V-trace; `clips` are the bounds rho and c.
+    """
     envs, agents = rollout.reward.shape[1:]
     always = ALWAYS.to(value.device).expand(1, envs, agents).contiguous()
     arguments = dict(
@@ -123,6 +147,10 @@ def advantage_plan(
         alive=_by_env(always if rollout.alive is None else rollout.alive),
         final_alive=_by_env(always if rollout.final_alive is None else rollout.final_alive),
         acting=_by_env(always if rollout.acting is None else rollout.acting),
+        lags=ratio is not None,
+        rho_clip=clips[0],
+        trace_clip=clips[1],
+        ratio=_by_env(rollout.reward if ratio is None else ratio),
         advantage=_by_env(advantage),
         target=_by_env(target),
     )

@@ -107,6 +107,9 @@ def draw_words(i: int, seed: int, counter: wp.array(dtype=int)):
 def draw_uniform(
     first: int,
     ring: Ring,
+    batch: int,
+    process: int,
+    processes: int,
     seed: int,
     counter: wp.array(dtype=int),
     stride: int,
@@ -115,15 +118,24 @@ def draw_uniform(
     place: wp.array(dtype=wp.int64),
     priority: wp.array(dtype=float),
 ):
-    """Any of the rows that have both history and future; the priority is 1, or 0 where there is nothing to learn."""
+    """Any of the rows that have both history and future; the priority is 1, or 0 where there is nothing to learn.
+
+    The batch divides the envs and agents, those of all processes, into equal parts; one is drawn from each. So a
+    process draws from its own ones, and whatever the number of processes, together they draw the same.
+    """
     i = first + wp.tid()
-    words = draw_words(i, seed, counter)
+    number = process * batch + i
+    words = draw_words(number, seed, counter)
     cells = ring.envs * ring.agents
     nearest = (window + stride - 1) // stride
     choices = wp.max((ring.filled[0] - ring.stack + 1) // stride - nearest + 1, 1)
     behind = (nearest + below(words[0], choices)) * stride
     row = (ring.head[0] - behind + ring.rows) % ring.rows
-    cell = below(words[1], cells)
+    share = (wp.float64(number) + wp.float64(words[1]) * wp.float64(2.3283064365386963e-10)) / wp.float64(
+        processes * batch
+    )
+    among_all = wp.int64(share * wp.float64(processes) * wp.float64(cells))
+    cell = wp.clamp(int(among_all - wp.int64(process) * wp.int64(cells)), 0, cells - 1)
     place[i] = wp.int64(row // stride) * wp.int64(cells) + wp.int64(cell)
     known = ever_chooses(ring, row, span, cell // ring.agents, cell % ring.agents)
     priority[i] = wp.where(known, 1.0, 0.0)
@@ -133,6 +145,7 @@ def draw_uniform(
 def draw_by_priority(
     first: int,
     batch: int,
+    process: int,
     seed: int,
     counter: wp.array(dtype=int),
     levels: int,
@@ -143,7 +156,7 @@ def draw_by_priority(
 ):
     """The batch divides the sum of all priorities into equal parts; one place is drawn from each."""
     i = first + wp.tid()
-    words = draw_words(i, seed, counter)
+    words = draw_words(process * batch + i, seed, counter)
     share = (wp.float64(i) + wp.float64(words[0]) * wp.float64(2.3283064365386963e-10)) / wp.float64(batch)
     leaf = descend(share * wp.float64(nodes[starts[levels - 1]]), levels, starts, nodes)
     place[i] = wp.int64(leaf)

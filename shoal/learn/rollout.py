@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from shoal.core.reduce import ALONE, Reducer
 from shoal.core.world import Group
 
 EVERYTHING = slice(None)
@@ -53,6 +54,8 @@ class Rollout:
     """[1]: how many updates the policy that acted had seen."""
     valued: bool = False
     """Whether the first T rows of `value` come with the actions."""
+    reducer: Reducer = ALONE
+    """The processes that fill rollouts like this one, each with envs of its own, and learn from all of them."""
 
     @property
     def steps(self) -> int:

@@ -89,6 +89,10 @@ class SumTree:
                 self._add_range(plan, level, wp.from_torch(self._first), self.size)
         return place, error, plan
 
+    def renew(self) -> None:
+        """Make all sums anew from the leaves: the same numbers as if they had grown step by step."""
+        self.range_plan(self._first, self.size)()
+
     def range_plan(self, begin: torch.Tensor, length: int) -> Plan:
         """Renews all sums above `length` leaves from `begin` [1] (int32, on the device) on, round the end too."""
         plan = Plan(self.device, length)

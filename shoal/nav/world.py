@@ -34,6 +34,9 @@ STOP_ODDS = 0.03
 PREVIOUS = 5
 """What the last action can have been: one of four, or none yet."""
 
+OTHER_SCENES = 7919
+"""From the seed of the scenes of one env to the next one's, for the first env of a process."""
+
 TRIES = wp.constant(64)
 """Places that are tried for the start of an episode before a less good one is taken."""
 
@@ -316,8 +319,14 @@ class NavWorld(KernelWorld):
 
     def restart(self, mask: torch.Tensor) -> None:
         if self._site is None:  # the first episodes: `reset` has set the seed
-            self._open(int(self.store.seed[0]))
+            # Processes have scenes of their own, in an order of their own.
+            self._open(int(self.store.seed[0]) + OTHER_SCENES * int(self.store.env_id[0]))
         super().restart(mask)
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Take over the books. Other scenes may be here than were then: all episodes begin anew."""
+        super().load_state_dict(state)
+        self.restart(torch.ones(self.num_envs, dtype=torch.bool, device=self.device))
 
     def tend(self) -> None:
         if self._site is not None:

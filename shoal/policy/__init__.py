@@ -3,6 +3,7 @@
 from shoal.policy.actor_critic import ActorCritic, mlp_torso
 from shoal.policy.base import Policy
 from shoal.policy.cnn import ImpalaResNet, NatureCNN
+from shoal.policy.continuous_q import ContinuousQPolicy
 from shoal.policy.core import Core, core_maker
 from shoal.policy.heads import CategoricalHead, GaussianHead, MixedHead, make_head
 from shoal.policy.inputs import MultiInput, choose_torso
@@ -16,6 +17,7 @@ __all__ = [
     "MLP",
     "ActorCritic",
     "CategoricalHead",
+    "ContinuousQPolicy",
     "Core",
     "GaussianHead",
     "ImpalaResNet",

@@ -40,7 +40,7 @@ class Policy(nn.Module):
         self.policy_torso = torso(shape)
         self.as_bytes = group.observation.dtype == torch.uint8 and getattr(self.policy_torso, "takes_bytes", False)
         self.normalise = normalise and not self.as_bytes and not getattr(self.policy_torso, "scales_all", False)
-        features = _features(self.policy_torso, shape)
+        features = feature_size(self.policy_torso, shape)
         self.core = None if core is None else core(features)
         self.state_size = 0 if self.core is None else self.core.state_size
         """Numbers that an agent remembers (0: there is no core)."""
@@ -61,6 +61,12 @@ class Policy(nn.Module):
     def distribution(self, observation: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         """What the head chooses by, [batch, width]."""
         raise ShoalError("Policy is the base of ActorCritic and QPolicy; use one of them.")
+
+    def step(
+        self, observation: torch.Tensor, state: torch.Tensor, mask: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """With a core: what the head chooses by, values [batch], and the state after, in the state before."""
+        raise ShoalError("This policy has no core; it acts by what it sees alone.")
 
     def noise_plan(self, seed: int, stream: int, counter: torch.Tensor) -> Plan | None:
         """What fills the network with fresh noise, keyed by a counter on the device (None: there is none in it)."""
@@ -108,6 +114,8 @@ def _numbers(torso: nn.Module, shape: tuple[int, ...]) -> int:
     inside = {m for mlp in mlps for m in mlp.modules()}
     counted = [2 * m.out_features for m in inside if isinstance(m, nn.Linear)]
     modules = [m for m in torso.modules() if m not in inside and not list(m.children())]
+    if not modules:
+        return sum(counted)
     hooks = [m.register_forward_hook(lambda *given: counted.append(given[-1].numel())) for m in modules]
     with torch.no_grad():
         weight = next(torso.parameters(), torch.zeros(0))
@@ -117,7 +125,7 @@ def _numbers(torso: nn.Module, shape: tuple[int, ...]) -> int:
     return sum(counted)
 
 
-def _features(torso: nn.Module, shape: tuple[int, ...]) -> int:
+def feature_size(torso: nn.Module, shape: tuple[int, ...]) -> int:
     """The width of a torso's output, found by showing it one observation."""
     with torch.no_grad():
         out = torso(torch.zeros(1, *shape))

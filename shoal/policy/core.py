@@ -31,13 +31,19 @@ class CoreLayer(nn.Module):
 
     # Compiled as a whole, the loop would be unrolled, which takes minutes; so its body is compiled instead.
     @torch.compiler.disable(recursive=False)
-    def sequence(self, features: torch.Tensor, state: torch.Tensor, ended: torch.Tensor) -> torch.Tensor:
-        """Outputs [T, n, size]; the products with the inputs need no state and so are one for all steps."""
-        parts, outputs = state.split(self.size, dim=-1), []
-        for projected, over in zip(self._project(features).unbind(), ended.unsqueeze(-1).unbind(), strict=True):
-            output, parts = self._turn(projected, parts, over)
-            outputs.append(output)
-        return torch.stack(outputs)
+    def walk(
+        self, features: torch.Tensor, state: torch.Tensor, fresh: torch.Tensor
+    ) -> tuple[torch.Tensor, list[tuple[torch.Tensor, ...]]]:
+        """Outputs [T, n, size] and the parts of the state after each step; before `fresh` ones [T, n] all is forgotten.
+
+        The products with the inputs need no state and so are one for all steps.
+        """
+        # Contiguous like those that follow: the compiled body is then one and the same.
+        parts, after = tuple(part.contiguous() for part in state.split(self.size, dim=-1)), []
+        for projected, new in zip(self._project(features).unbind(), fresh.unsqueeze(-1).unbind(), strict=True):
+            parts = self._turn(projected, parts, new)
+            after.append(parts)
+        return torch.stack([step[0] for step in after]), after
 
     def activations(self) -> int:
         """Numbers that one step of a sample leaves behind."""
@@ -47,11 +53,10 @@ class CoreLayer(nn.Module):
         return linear(features, self.input.weight, self.input.bias).float()
 
     def _turn(
-        self, projected: torch.Tensor, parts: tuple[torch.Tensor, ...], over: torch.Tensor
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-        """A step within sequences: its output, and the state that the next one begins with."""
-        after = self._advance(projected, parts)
-        return after[0], tuple(part.masked_fill(over, 0.0) for part in after)
+        self, projected: torch.Tensor, parts: tuple[torch.Tensor, ...], fresh: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """A step within sequences."""
+        return self._advance(projected, tuple(part.masked_fill(fresh, 0.0) for part in parts))
 
     def _advance(self, projected: torch.Tensor, parts: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         recalled = linear(parts[0], self.recurrent.weight, self.recurrent.bias).float()
@@ -93,9 +98,21 @@ class Core(nn.Module):
         Where an episode `ended` [T, n] with a step, the next one starts with zeros. Layer by layer: each goes through
         the whole sequence before the next one begins.
         """
+        fresh = _fresh(ended)
         for layer, own in zip(self.layers, self._states(state), strict=True):
-            features = layer.sequence(features, own, ended)
+            features, _ = layer.walk(features, own, fresh)
         return features
+
+    @torch.compiler.disable(recursive=False)
+    def walk(
+        self, features: torch.Tensor, state: torch.Tensor, ended: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same, and beside the outputs the states [T, n, S] after each step, not yet forgotten."""
+        fresh, states = _fresh(ended), []
+        for layer, own in zip(self.layers, self._states(state), strict=True):
+            features, after = layer.walk(features, own, fresh)
+            states += [torch.stack(parts) for parts in zip(*after, strict=True)]
+        return features, torch.cat(states, dim=-1)
 
     def activations(self) -> int:
         """Numbers that one step of a sample leaves behind."""
@@ -103,6 +120,11 @@ class Core(nn.Module):
 
     def _states(self, state: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return state.split(self.layers[0].state_size, dim=-1)
+
+
+def _fresh(ended: torch.Tensor) -> torch.Tensor:
+    """Before which steps [T, n] of sequences all is forgotten: those after an end."""
+    return torch.cat([torch.zeros_like(ended[:1]), ended[:-1]])
 
 
 CoreMaker = Callable[[int], Core]

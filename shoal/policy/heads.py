@@ -128,11 +128,7 @@ class GaussianHead(Head):
         return log_prob, entropy
 
     def to_world(self, action: torch.Tensor) -> torch.Tensor:
-        space = self.space
-        if space.bounded:
-            middle, half = (space.high + space.low) / 2.0, (space.high - space.low) / 2.0
-            action = middle + half * action
-        return action.clamp(space.low, space.high)
+        return to_box(self.space, action)
 
 
 class MixedHead(Head):
@@ -196,6 +192,14 @@ class MixedHead(Head):
         pairs = zip(self.space.parts, actions, strict=True)
         flat = [a.flatten(-len(part.shape)) if part.shape else a.unsqueeze(-1) for part, a in pairs]
         return torch.cat([a.float() for a in flat], dim=-1)
+
+
+def to_box(space: Box, action: torch.Tensor) -> torch.Tensor:
+    """Actions in halves of a space's range, 0 in its middle, as numbers of the space."""
+    if space.bounded:
+        middle, half = (space.high + space.low) / 2.0, (space.high - space.low) / 2.0
+        action = middle + half * action
+    return action.clamp(space.low, space.high)
 
 
 def _at(log_probs: torch.Tensor, choice: torch.Tensor) -> torch.Tensor:

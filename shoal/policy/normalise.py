@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+from shoal.core.reduce import ALONE, Reducer
+
 
 class RunningMoments(nn.Module):
     """Mean and variance of everything seen so far, per element of `shape`."""
@@ -10,6 +12,8 @@ class RunningMoments(nn.Module):
     mean: torch.Tensor
     var: torch.Tensor
     count: torch.Tensor
+    reducer: Reducer = ALONE
+    """Who else takes in batches at the same time: they count as one batch."""
 
     def __init__(self, shape: tuple[int, ...] = ()):
         super().__init__()
@@ -34,6 +38,7 @@ class RunningMoments(nn.Module):
             safe = n.clamp(min=1.0).float()
             mean = (batch * w).sum(dim=0) / safe
             var = ((batch - mean).square() * w).sum(dim=0) / safe
+        n, mean, var = self.reducer.pooled(n, mean, var)
         total = (self.count + n).clamp(min=1.0)
         share = (n / total).float()
         shift = mean - self.mean

@@ -13,6 +13,7 @@ from shoal.core.spaces import Discrete, MultiDiscrete
 from shoal.core.world import Group
 from shoal.errors import ShoalError
 from shoal.policy.base import Policy
+from shoal.policy.core import CoreMaker
 from shoal.policy.heads import MASKED, inverse_cumulative
 from shoal.policy.mlp import Torso, linear, orthogonal
 
@@ -67,8 +68,12 @@ class QHead(nn.Module):
     """
 
     gaussian_noise = False
+    played_rate = 0.05
+    """How often it acts at random where actions are drawn in an evaluation."""
     support: torch.Tensor
     """[width]: what the mean of a distribution weighs its numbers by; for atoms, the numbers themselves."""
+    odds: torch.Tensor
+    """[choices]: how likely each is where agents act at random, compared with the others of its part."""
 
     def __init__(
         self,
@@ -81,6 +86,7 @@ class QHead(nn.Module):
         v_min: float = -10.0,
         v_max: float = 10.0,
         quantiles: int = 0,
+        odds: tuple[float, ...] = (),
     ):
         super().__init__()
         self.nvec, self.flat, self.choices = nvec, flat, sum(nvec)
@@ -92,6 +98,7 @@ class QHead(nn.Module):
         self.linear = NoisyLinear(features, outputs) if noisy else orthogonal(nn.Linear(features, outputs), 0.01)
         support = torch.linspace(v_min, v_max, atoms) if atoms > 1 else torch.full((self.width,), 1.0 / self.width)
         self.register_buffer("support", support, persistent=False)
+        self.register_buffer("odds", torch.tensor(odds or [1.0] * self.choices), persistent=False)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """The numbers [batch, choices, width] that tell what each choice is worth; of atoms, logits."""
@@ -122,11 +129,11 @@ class QHead(nn.Module):
         """Actions by Q-values, and zeros for their log-probabilities, which nobody needs.
 
         Noise is uniform in [0, 1), but for its first column (`explore`): where that has reached 1, all parts of the
-        action are drawn evenly among what is allowed.
+        action are drawn among what is allowed, by their odds.
         """
         drawn = []
-        for i, part in enumerate(params.split(self.nvec, dim=-1)):
-            drawn.append(inverse_cumulative((part > MASKED).float(), noise[..., 1 + i : 2 + i]))
+        for i, allowed in enumerate(torch.where(params > MASKED, self.odds, 0.0).split(self.nvec, dim=-1)):
+            drawn.append(inverse_cumulative(allowed, noise[..., 1 + i : 2 + i]))
         action = torch.where(noise[..., :1] >= 1.0, torch.cat(drawn, dim=-1), self.best(params))
         return self._shaped(action), torch.zeros_like(noise[..., 0])
 
@@ -143,24 +150,62 @@ class QHead(nn.Module):
 
 
 class QPolicy(Policy):
-    """What a group sees [batch, *seen] to Q-values [batch, choices]; `head` are settings of the QHead."""
+    """What a group sees [batch, *seen] to Q-values [batch, choices]; `head` are settings of the QHead.
+
+    With a `core` the policy remembers: it acts by `step` and learns by `sequence`, and what it knows of an episode is a
+    state [batch, state_size], zeros at first.
+    """
 
     head: QHead
     explores = True
 
-    def __init__(self, group: Group, torso: Torso, normalise: bool, **head):
+    def __init__(self, group: Group, torso: Torso, normalise: bool, core: CoreMaker | None = None, **head):
         check_choices(group)
-        super().__init__(group, torso, normalise)
+        super().__init__(group, torso, normalise, core)
         flat = isinstance(group.action, Discrete)
-        self.head = QHead(self.features, (group.action.n,) if flat else group.action.nvec, flat, **head)
+        nvec, odds = ((group.action.n,), group.action.odds) if flat else (group.action.nvec, ())
+        self.head = QHead(self.features, nvec, flat, odds=odds, **head)
 
-    def numbers(self, observation: torch.Tensor) -> torch.Tensor:
-        """What the head tells of each choice, [batch, choices, width]."""
-        return self.head(self.policy_torso(self._see(observation)))
+    def numbers(self, observation: torch.Tensor, state: torch.Tensor | None = None) -> torch.Tensor:
+        """What the head tells of each choice, [batch, choices, width]; with a core, in a state."""
+        features = self.policy_torso(self._see(observation))
+        if state is not None:
+            assert self.core is not None
+            features, _ = self.core.step(features, state)
+        return self.head(features)
+
+    def sequence(
+        self, observation: torch.Tensor, state: torch.Tensor, ended: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Numbers [T, n, choices, width] along sequences [T, n, *seen], and the states [T, n, S] after each step.
+
+        `ended` [T, n] tells where an episode ended with the step: the next observation is met with an empty state.
+        """
+        assert self.core is not None
+        features, states = self.core.walk(self._features(observation), state, ended)
+        return self.head(features), states
+
+    def after(self, observation: torch.Tensor, state: torch.Tensor, ended: torch.Tensor) -> torch.Tensor:
+        """The state [n, S] that follows on sequences [T, n, *seen]."""
+        assert self.core is not None
+        _, states = self.core.walk(self._features(observation), state, ended)
+        return states[-1].masked_fill(ended[-1].unsqueeze(-1), 0.0)
+
+    def _features(self, observation: torch.Tensor) -> torch.Tensor:
+        """Features [T, n, *] of what was seen [T, n, *seen]."""
+        return self.policy_torso(self._see(observation.flatten(0, 1))).unflatten(0, observation.shape[:2])
 
     def distribution(self, observation: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         """Q-values [batch, choices]."""
         return self.head.worth(self.numbers(observation), mask)
+
+    def step(
+        self, observation: torch.Tensor, state: torch.Tensor, mask: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Q-values, zeros for the values of states, which nobody needs, and the state after."""
+        assert self.core is not None
+        features, after = self.core.step(self.policy_torso(self._see(observation)), state)
+        return self.head.worth(self.head(features), mask), torch.zeros_like(after[:, 0]), after
 
     def noise_plan(self, seed: int, stream: int, counter: torch.Tensor) -> Plan | None:
         if not isinstance(self.head.linear, NoisyLinear):

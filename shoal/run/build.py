@@ -6,8 +6,8 @@ import torch
 
 from shoal.core.world import Group, World
 from shoal.core.wrappers import ActionRepeat, FrameStack, KeepAs, TimeLimit
-from shoal.learn import QConfig
-from shoal.policy import ActorCritic, Policy, QPolicy, Torso, choose_torso, core_maker
+from shoal.learn import DDPGConfig, QConfig
+from shoal.policy import ActorCritic, ContinuousQPolicy, Policy, QPolicy, Torso, choose_torso, core_maker
 from shoal.run.config import Job
 from shoal.worlds import load_object, world_class
 
@@ -51,9 +51,11 @@ def make_policies(job: Job, world: World) -> dict[str, Policy]:
 def _make_policy(job: Job, group: Group) -> Policy:
     """The kind of policy that the job's learner makes better."""
     config, torso = job.train, make_torso(job, group)
-    if isinstance(job.learn, QConfig):
-        return QPolicy(group, torso, config.normalise_observation, **job.learn.head())
+    if isinstance(job.learn, DDPGConfig):
+        return ContinuousQPolicy(group, torso, config.normalise_observation, **job.learn.head())
     core = core_maker(config.core, config.core_size, config.core_layers)
+    if isinstance(job.learn, QConfig):
+        return QPolicy(group, torso, config.normalise_observation, core, **job.learn.head())
     return ActorCritic(group, torso, config.shared, config.normalise_observation, config.log_std, core)
 
 

@@ -4,8 +4,10 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -16,6 +18,8 @@ from shoal.errors import ShoalError
 TENSORS = "state.safetensors"
 MANIFEST = "manifest.json"
 FORMAT = 1
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -60,8 +64,8 @@ def save_checkpoint(folder: Path, state: dict[str, torch.Tensor], iteration: int
     return final
 
 
-def load_checkpoint(path: Path, device: torch.device | str) -> Checkpoint:
-    """Read one checkpoint, or say in one sentence what is wrong with which file."""
+def check_checkpoint(path: Path) -> tuple[int, int]:
+    """Iteration and env steps of a checkpoint, or in one sentence what is wrong with which file."""
     try:
         manifest = json.loads((path / MANIFEST).read_text())
         wanted, iteration, steps = manifest["sha256"], int(manifest["iteration"]), int(manifest["steps"])
@@ -74,6 +78,13 @@ def load_checkpoint(path: Path, device: torch.device | str) -> Checkpoint:
         raise ShoalError(f"{file} is missing.")
     if _checksum(file) != wanted:
         raise ShoalError(f"{file} is damaged: its SHA-256 is not the one in the manifest.")
+    return iteration, steps
+
+
+def load_checkpoint(path: Path, device: torch.device | str) -> Checkpoint:
+    """Read one checkpoint, or say in one sentence what is wrong with which file."""
+    iteration, steps = check_checkpoint(path)
+    file = path / TENSORS
     try:
         state = load_file(file, device=str(device))
     except SafetensorError as error:
@@ -83,6 +94,15 @@ def load_checkpoint(path: Path, device: torch.device | str) -> Checkpoint:
 
 def load_latest(folder: Path, device: torch.device | str, warn) -> Checkpoint:
     """The newest good checkpoint of a run; damaged ones are passed over with a warning each."""
+    return _newest(folder, lambda path: load_checkpoint(path, device), warn)
+
+
+def latest_steps(folder: Path) -> int:
+    """Env steps of the newest good checkpoint of a run."""
+    return _newest(folder, check_checkpoint, lambda text: None)[1]
+
+
+def _newest(folder: Path, read: Callable[[Path], T], warn: Callable[[str], None]) -> T:
     for leftover in folder.glob(".writing_*"):
         shutil.rmtree(leftover, ignore_errors=True)
     candidates = sorted(folder.glob("step_*"), reverse=True)
@@ -91,7 +111,7 @@ def load_latest(folder: Path, device: torch.device | str, warn) -> Checkpoint:
     problems = []
     for path in candidates:
         try:
-            return load_checkpoint(path, device)
+            return read(path)
         except ShoalError as error:
             problems.append(str(error))
             warn(f"{error} Trying the one before it.")

@@ -79,7 +79,7 @@ COMPILE_FROM_STEPS = 20_000_000
 class TrainConfig:
     """Settings of a training run. Each world ships tuned ones for CPU and for GPU."""
 
-    algo: Literal["ppo", "a2c", "dqn", "rainbow"] = "ppo"
+    algo: Literal["ppo", "a2c", "appo", "impala", "dqn", "rainbow", "r2d2", "ddpg", "td3", "sac"] = "ppo"
     """Learner."""
     seed: int = 1
     """Seed of everything: the same seed, device and versions give the same numbers."""
@@ -91,6 +91,11 @@ class TrainConfig:
     """Steps of each env between two updates."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
+    gpus: int | None = None
+    """Train on so many GPUs of this machine, one process each."""
+    processes: int = 1
+    """Processes that share out the envs and average their gradients, on CPU cores or on the GPUs there are. All other
+    numbers mean the whole run. Under torchrun or srun, those that were started."""
     run_dir: Path | None = None
     """Folder of this run (default: a new one under runs/)."""
     deterministic: bool = False
@@ -130,6 +135,12 @@ class TrainConfig:
     """Show the last so many observations at once."""
     time_limit: int | None = None
     """Truncate episodes after this many steps, besides the world's own limit."""
+    asynchronous: bool = False
+    """Act and learn at the same time: rollouts are made by policies that are some updates old."""
+    max_lag: int = 2
+    """Asynchronously, rollouts that are learnt from, at most, between the acting and the learning from it (0: none)."""
+    learn_device: str | None = None
+    """Asynchronously, learn on another device than --device, which then only acts: cuda:1; cuda with --device cpu."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Compile networks and losses (auto: on a GPU, and on a CPU for runs long enough to win the time back)."""
     graph: bool = True
@@ -165,6 +176,13 @@ class TrainConfig:
         for name in ("core_size", "core_layers"):
             if getattr(self, name) < 1:
                 raise ShoalError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}.")
+        for name in ("gpus", "processes"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ShoalError(f"--{name} must be at least 1, got {getattr(self, name)}.")
+        if self.max_lag < 0:
+            raise ShoalError(f"--max-lag must not be negative, got {self.max_lag}.")
+        if self.learn_device is not None and not self.asynchronous:
+            raise ShoalError("--learn-device is for training with --asynchronous: otherwise one device does both.")
         if self.threads is not None and self.threads < 1:
             raise ShoalError(f"--threads must be at least 1, got {self.threads}.")
         if any(width < 1 for width in self.hidden):
@@ -240,6 +258,8 @@ class Job:
                 own.learn.check_group(group, core)
             lanes = self.train.num_envs * sum(group.agents for group in groups)
             own.learn.check_rollout(self.train.rollout, lanes, core)
+            count = self.train.processes
+            own.learn.check_processes(self.train.rollout, lanes // count, core, count)
 
     def to_json(self) -> str:
         parts = {"world": self.world, "train": asdict(self.train), "learn": asdict(self.learn)}
@@ -270,14 +290,15 @@ def pick_device(name: str) -> str:
 def tuned(world: Any, algo: str, device: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """The tuned settings that a world ships, split into the run's, the learner's and the world's own (`world`).
 
-    Sections, each over the one before: common, the kind of device (cpu, gpu), the learner (ppo), both (ppo_cpu).
+    Sections, each over the one before: common, the kind of device (cpu, gpu), the learner (ppo), both (ppo_cpu). What
+    a learner needs of every run goes over the first two, which are not about it.
     """
     from shoal.learn import LEARNERS
 
     kind = "gpu" if device.startswith("cuda") else "cpu"
     found: dict[str, Any] = {}
-    for section in ("common", kind, algo, f"{algo}_{kind}"):
-        found.update(world.settings.get(section, {}))
+    for section in ("common", kind, LEARNERS[algo][0].run, algo, f"{algo}_{kind}"):
+        found.update(world.settings.get(section, {}) if isinstance(section, str) else section)
     run_names = {f.name for f in fields(TrainConfig)}
     learn_names = {f.name for f in fields(LEARNERS[algo][0])}
     run = {k: v for k, v in found.items() if k in run_names}
@@ -430,8 +451,9 @@ def _settled(job: Job, device: str) -> Job:
     Compiled: always on a GPU; on a CPU only long runs, and only where there is a C++ compiler.
     """
     from shoal.run.groups import checked
+    from shoal.run.processes import settled as share_out
 
-    config = job.train
+    config = share_out(replace(job.train, device=device))
     gpu = device.startswith("cuda")
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     compile_it = gpu or (compiler is not None and config.total_steps >= COMPILE_FROM_STEPS)

@@ -24,9 +24,6 @@ EVALUATION_SEED = 1_000_003
 LONGEST = 50_000
 """Steps after which an evaluation of a world without a time limit gives up."""
 
-PLAYED_EPSILON = 0.05
-"""How often a policy of Q-values acts at random where actions are to be drawn."""
-
 SCENES_SHOWN = 20
 """Scenes that are printed, the worst first."""
 
@@ -196,12 +193,11 @@ class Player:
             if state is None:
                 params = policy.distribution(seen, mask)
             else:
-                assert isinstance(policy, ActorCritic)
                 params, _, after = policy.step(seen, state.flatten(0, 1), mask)
                 state.copy_(after.view_as(state))
             if g.name in self.noise:
                 if policy.explores:
-                    policy.head.explore(self.noise[g.name], PLAYED_EPSILON)
+                    policy.head.explore(self.noise[g.name], policy.head.played_rate)
                 action, _ = policy.head.sample(params, self.noise[g.name][0])
             else:
                 action = policy.head.mode(params)

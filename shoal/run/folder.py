@@ -20,6 +20,9 @@ from shoal.run.config import Job
 
 KEPT_CHECKPOINTS = 3
 
+LAUNCH = "launch: "
+"""Begins the line of env.txt that names the launch of several processes."""
+
 
 class RunFolder:
     """`runs/<world>__<algo>__s<seed>__<time>/` and everything in it."""
@@ -46,7 +49,7 @@ class RunFolder:
         except OSError as error:
             raise ShoalError(f"The run folder {path} cannot be made: {error.strerror}.") from None
         folder.lock()
-        if (path / "config.json").exists() and any(folder.checkpoints.glob("step_*")):
+        if (path / "config.json").exists() and folder.holds_checkpoints:
             folder.unlock()
             raise ShoalError(f"{path} already holds a run; continue it with `shoal resume {path}` or choose another.")
         for old in ("metrics.jsonl", "eval.jsonl"):  # of a run that ended before its first checkpoint
@@ -89,6 +92,20 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def holds_checkpoints(self) -> bool:
+        """Whether there is anything to go on from."""
+        return any(self.checkpoints.glob("step_*"))
+
+    @property
+    def launch(self) -> str | None:
+        """What names the launch of several processes that made this folder, if one did."""
+        file = self.path / "env.txt"
+        for line in file.read_text().splitlines() if file.is_file() else ():
+            if line.startswith(LAUNCH):
+                return line.removeprefix(LAUNCH)
+        return None
 
     def save(self, state: dict[str, torch.Tensor], iteration: int, steps: int) -> Path:
         """A checkpoint; `last` points to it and old ones go, but never the best."""
@@ -175,9 +192,12 @@ def _environment() -> str:
     import warp
 
     from shoal.run.bench import commit
+    from shoal.run.processes import find_place
 
+    place = find_place()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     return (
         f"command: {' '.join(sys.argv)}\npython: {sys.version.split()[0]}\nplatform: {platform.platform()}\n"
         f"torch: {torch.__version__}\nwarp: {warp.__version__}\ngpu: {gpu}\ncommit: {commit()}\n"
+        f"{'' if place is None else f'{LAUNCH}{place.launch}' + chr(10)}"
     )

@@ -102,9 +102,14 @@ def estimate(job: Job, free: int | None = None) -> Estimate:
         if name in job.train.freeze:
             pass
         elif isinstance(learn, OffPolicyConfig):
-            replay += Replay.bytes_per_step(memory, learn.prioritised) * learn.replay_size // (COUNTED * agents)
+            burn_in, length = learn.span(policy.core is not None)
+            each = Replay.bytes_per_step(memory, learn.prioritised, length > 0)
+            replay += each * learn.replay_size // (COUNTED * agents)
             # A batch goes through the network that learns, and what comes later through it and its target.
-            update = update_limit = max(update, 3 * bytes_each * learn.batch_size)
+            batch = learn.batch_size
+            if length:  # sequences come with rows before and after what is learnt
+                batch = batch * (burn_in + length + learn.n_step) // length
+            update = update_limit = max(update, 3 * bytes_each * batch)
         else:
             # Advantages and targets; weights of samples where agents leave; the order of PPO's samples or sequences.
             per_step = 2 + (memory.alive is not None or memory.acting is not None)

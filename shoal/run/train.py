@@ -4,7 +4,7 @@ import json
 import signal
 import time
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,16 @@ from shoal.core.settings import read_setting
 from shoal.core.world import World
 from shoal.errors import ShoalError, unknown
 from shoal.policy import Policy
+from shoal.run.asynchronous import AsyncTrainer
 from shoal.run.build import by_group, make_policies, make_world
-from shoal.run.checkpoint import Checkpoint, compare, load_checkpoint, load_latest
+from shoal.run.checkpoint import Checkpoint, compare, latest_steps, load_checkpoint, load_latest
 from shoal.run.config import Job, load_job, make_job, pick_device, to_count
 from shoal.run.evaluate import Evaluation, RandomPolicy, Watch, evaluate
 from shoal.run.folder import RunFolder, write_whole
 from shoal.run.groups import loads, parse_load, same_group
 from shoal.run.memory import estimate, out_of_memory
 from shoal.run.metrics import MetricsWriter
+from shoal.run.processes import Processes, Told, find_place, joined, launch, settled
 from shoal.run.progress import Progress
 from shoal.run.trainer import BadNumbers, Trainer, part_of
 
@@ -76,40 +78,144 @@ def train(world: str, **settings: Any) -> Run:
 
 
 def train_job(job: Job) -> Run:
-    """Train a job in a new run folder."""
-    folder = RunFolder.create(job)
-    try:
-        session = _Session(job, folder, None)
-    except BaseException:
-        folder.discard()
-        raise
-    try:
-        return session.run()
-    finally:
-        folder.unlock()
+    """Train a job in a new run folder, with as many processes as it says.
+
+    Processes that are started again, after one of them died, go on in the folder that they have made before.
+    """
+    if _starts_others(job):
+        folder = RunFolder.create(job)
+        try:
+            return _with_others(job, folder)
+        except BaseException:
+            if not folder.holds_checkpoints:
+                folder.discard()
+            raise
+
+    def open_folder() -> RunFolder:
+        before = _of_this_launch(job)
+        if before is None:
+            return RunFolder.create(job)
+        if before.holds_checkpoints:
+            before.lock()
+            return before
+        return RunFolder.create(replace(job, train=replace(job.train, run_dir=before.path)))
+
+    return _in_folder(job, open_folder, discard=True)
 
 
-def resume(path: Path | str, total_steps: int | str | None = None, quiet: bool = False) -> Run:
-    """Continue a run from its newest good checkpoint; without a new `total_steps`, bit for bit as if never stopped."""
+def resume(
+    path: Path | str,
+    total_steps: int | str | None = None,
+    quiet: bool = False,
+    processes: int | None = None,
+    gpus: int | None = None,
+) -> Run:
+    """Continue a run from its newest good checkpoint; without a new `total_steps`, bit for bit as if never stopped.
+
+    The number of `processes`, or of `gpus`, may be another one than before: then the same but for rounding.
+    """
     folder = RunFolder.open(path)
     job = load_job(folder.path)
+    config = job.train
     if total_steps is not None:
-        job = replace(job, train=replace(job.train, total_steps=to_count("total_steps", total_steps)))
-    job = replace(job, train=replace(job.train, quiet=quiet or job.train.quiet))
-    folder.lock()
+        config = replace(config, total_steps=to_count("total_steps", total_steps))
+    if processes is not None or gpus is not None:
+        config = replace(config, processes=processes or 1, gpus=gpus)
+    config = settled(replace(config, quiet=quiet or config.quiet))
+    job = replace(job, train=config)
+    job.check_samples()
+
+    def open_folder() -> RunFolder:
+        folder.lock()
+        return folder
+
+    if not _starts_others(job):
+        return _in_folder(job, open_folder, resumes=True)
+    open_folder()
     try:
-        progress = Progress(1, quiet=True)
-        checkpoint = load_latest(folder.checkpoints, job.train.device, progress.warn)
-        if checkpoint.steps >= job.train.total_steps:
-            raise ShoalError(
-                f"{folder.path} is finished ({checkpoint.steps} of {job.train.total_steps} env steps); "
-                "give a larger --total-steps to train on."
-            )
+        _refuse_finished(folder, latest_steps(folder.checkpoints), config.total_steps)
         write_whole(folder.path / "config.json", job.to_json())
-        folder.trim(checkpoint.steps)
-        return _Session(job, folder, checkpoint).run()
+        return _with_others(job, folder)
     finally:
         folder.unlock()
+
+
+def continue_run(path: Path | str) -> Run:
+    """Train the run of a folder from wherever it stands: what the processes do that another one has started."""
+    folder = RunFolder.open(path)
+
+    def open_folder() -> RunFolder:
+        folder.lock()
+        return folder
+
+    return _in_folder(load_job(folder.path), open_folder)
+
+
+def _starts_others(job: Job) -> bool:
+    """Whether this process does not train itself, but starts those that do."""
+    return job.train.processes > 1 and find_place() is None
+
+
+def _with_others(job: Job, folder: RunFolder) -> Run:
+    """Let processes of their own train in a folder, and wait for them."""
+    folder.unlock()  # the first of them locks it
+    outcome = launch(folder.path, job.train.processes)
+    if outcome is None:
+        return load_run(folder.path, "last", job.train.device)
+    number = outcome.exit_code - 128
+    if number in (signal.SIGINT, signal.SIGTERM):
+        raise Stopped(number, folder.path) if folder.holds_checkpoints else KeyboardInterrupt
+    error = ShoalError(outcome.message)
+    error.exit_code = outcome.exit_code
+    raise error
+
+
+def _in_folder(job: Job, open_folder: Callable[[], RunFolder], discard: bool = False, resumes: bool = False) -> Run:
+    """Train here, in the folder that the leading process opens, from its newest good checkpoint if it has any.
+
+    With `discard`, a folder whose run cannot begin is taken back; if it `resumes`, there must be something left to do.
+    """
+    with joined(job) as (job, processes):
+        opened: list[RunFolder] = []
+
+        def opens() -> str:
+            opened.append(open_folder())
+            return str(opened[0].path)
+
+        path = processes.lead(opens)
+        folder = opened[0] if opened else RunFolder(Path(path))
+        try:
+            try:
+                session = _Session(job, folder, processes, resumes)
+            except BaseException:
+                if discard and processes.leads and not folder.holds_checkpoints:
+                    folder.discard()
+                raise
+            return session.run()
+        finally:
+            folder.unlock()
+
+
+def _of_this_launch(job: Job) -> RunFolder | None:
+    """The folder that these processes have made before they were started again, if they have."""
+    place = find_place()
+    if place is None:
+        return None
+    asked = job.train.run_dir
+    others = sorted(Path("runs").glob("*"), reverse=True) if place.restarts else []
+    for path in [asked] if asked is not None else others:
+        folder = RunFolder(path)
+        if folder.launch == place.launch:
+            return folder
+    return None
+
+
+def _refuse_finished(folder: RunFolder, steps: int, total_steps: int) -> None:
+    """A run that has come to its end needs a new one."""
+    if steps >= total_steps:
+        raise ShoalError(
+            f"{folder.path} is finished ({steps} of {total_steps} env steps); give a larger --total-steps to train on."
+        )
 
 
 def load_run(
@@ -184,34 +290,65 @@ def _load_others(job: Job, trainer: Trainer) -> None:
 class _Session:
     """One process's work on one run."""
 
-    def __init__(self, job: Job, folder: RunFolder, checkpoint: Checkpoint | None):
-        self.job, self.folder = job, folder
+    def __init__(self, job: Job, folder: RunFolder, processes: Processes, resumes: bool):
+        self.job, self.folder, self.processes = job, folder, processes
         self.signal: int | None = None
         config = job.train
-        self.progress = Progress(config.total_steps, checkpoint.steps if checkpoint else 0, config.quiet)
-        self.progress.say(f"{job.world} with {config.algo.upper()} on {_device_name(config.device)}, run {folder.path}")
+        loaded: list[Checkpoint] = []
+        begun, steps = processes.lead(lambda: self._load(loaded, resumes))
+        self.progress = Progress(config.total_steps, steps, config.quiet or not processes.leads)
+        where = _device_name(config.device) + (f", {processes.size} processes" if processes.size > 1 else "")
+        self.progress.say(f"{job.world} with {config.algo.upper()} on {where}, run {folder.path}")
         start = time.monotonic()
-        self.progress.say(str(estimate(job)))
+        self.share = processes.share(job)
+        """The job as this process alone would have it, to tell what it costs."""
+        self.progress.say(("each process: " if processes.size > 1 else "") + str(estimate(self.share)))
         self.progress.say("compiling kernels (seconds the first time, cached afterwards)")
         try:
-            self.trainer = Trainer(job)
+            self.trainer = (AsyncTrainer if config.asynchronous else Trainer)(job, processes)
         except torch.cuda.OutOfMemoryError:
-            raise out_of_memory(job) from None
-        if checkpoint is None:
+            raise out_of_memory(self.share) from None
+        if not begun:
             _load_others(job, self.trainer)
         for remark in self.trainer.collector.remarks():
             self.progress.say(remark)
         for name, learner in self.trainer.learners.items():
             self.progress.say((f"{name}: " if len(self.trainer.learners) > 1 else "") + learner.remark())
         self.progress.say(f"ready after {time.monotonic() - start:.1f} s")
-        if checkpoint is not None:
-            own = self.trainer.state_dict()
-            compare(checkpoint.state, own, checkpoint.path)
-            self.trainer.load_state_dict(checkpoint.state, checkpoint.iteration)
-            self.progress.say(f"resumed at {checkpoint.steps} env steps from {checkpoint.path}")
-        self.writer = MetricsWriter(folder.path, self.progress.warn)
+        if begun:
+            self._restore(loaded[0] if loaded else None)
+        self.writer = MetricsWriter(folder.path, self.progress.warn) if processes.leads else None
         self.stage: World | None = None
         """Where this run is evaluated, if it is kept."""
+
+    def _load(self, loaded: list[Checkpoint], resumes: bool) -> tuple[bool, int]:
+        """Read the newest good checkpoint, if there is any, and forget what was written after it."""
+        folder, config = self.folder, self.job.train
+        if resumes or folder.holds_checkpoints:
+            loaded.append(load_latest(folder.checkpoints, config.device, Progress(1, quiet=True).warn))
+        steps = loaded[0].steps if loaded else 0
+        if resumes:
+            _refuse_finished(folder, steps, config.total_steps)
+            write_whole(folder.path / "config.json", self.job.to_json())
+        folder.trim(steps)
+        return bool(loaded), steps
+
+    def _restore(self, checkpoint: Checkpoint | None) -> None:
+        """Go on where the leader's checkpoint stands: every process gets its part of it."""
+        trainer, processes = self.trainer, self.processes
+        own, axes = trainer.state_dict(), trainer.env_axes()
+
+        def fits() -> tuple[int, str]:
+            assert checkpoint is not None
+            compare(checkpoint.state, processes.whole(own, axes), checkpoint.path)
+            return checkpoint.iteration, f"{checkpoint.steps} env steps from {checkpoint.path}"
+
+        iteration, where = processes.lead(fits)
+        state = processes.scatter(None if checkpoint is None else checkpoint.state, own, axes)
+        trainer.load_state_dict(state, iteration)
+        place = find_place()
+        again = " after a process died" if place is not None and place.restarts else ""
+        self.progress.say(f"resumed{again} at {where}")
 
     def run(self) -> Run:
         """Train to the end, to a signal or to an error; whatever happens, what was learnt is on the disk."""
@@ -220,6 +357,8 @@ class _Session:
             self._loop()
         except BadNumbers as error:
             where = ""
+            if not self.processes.leads:
+                raise Told(str(error), error.exit_code) from None
             if error.env_state:
                 dump = self.folder.path / "bad_env.json"
                 dump.write_text(json.dumps(error.env_state, indent=1) + "\n")
@@ -228,13 +367,14 @@ class _Session:
                 where += " The last good checkpoint stands."
             raise ShoalError(f"{error}{where}") from None
         except torch.cuda.OutOfMemoryError:
-            raise out_of_memory(self.job) from None
+            raise out_of_memory(self.share) from None
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
-            self.writer.close()
+            if self.writer is not None:
+                self.writer.close()
             self.progress.close()
-            self.trainer.world.close()
+            self.trainer.close()
             if self.stage is not None:
                 self.stage.close()
         if self.signal is not None:
@@ -249,7 +389,8 @@ class _Session:
         self._start = self._logged_at = time.monotonic()
         self._first_steps = self._logged_steps = trainer.steps
         marks: list[torch.cuda.Event] = []
-        while not trainer.done and self.signal is None:
+        stop = 0
+        while not trainer.done and not stop:
             trainer.iterate()
             if device.type == "cuda":
                 # Stay at most two iterations ahead of the GPU, so that signals and logs are served in time.
@@ -257,14 +398,20 @@ class _Session:
                 marks[-1].record()
                 if len(marks) > 2:
                     marks.pop(0).synchronize()
-            if time.monotonic() - self._logged_at >= config.log_every or trainer.done:
+            late = self.processes.leads and time.monotonic() - self._logged_at >= config.log_every
+            stop, log = self.processes.decide(self.signal or 0, int(late or trainer.done))
+            if stop:
+                self.signal = stop
+            if log:
                 self._log()
             if trainer.steps >= next_save and not trainer.done:
                 next_save += every
-                self._checkpoint(final=False)
+                with trainer.still():
+                    self._checkpoint(final=False)
         if self._logged_steps < trainer.steps:
             self._log()
-        self._checkpoint(final=True)
+        with trainer.still():
+            self._checkpoint(final=True)
 
     def _log(self) -> None:
         trainer = self.trainer
@@ -279,18 +426,25 @@ class _Session:
         values["time/agent_steps"] = trainer.agent_steps
         values["time/elapsed"] = now - self._start
         left = (self.job.train.total_steps - steps) / max(overall, 1e-9)
-        self.writer.write(steps, values)
+        if self.writer is not None:
+            self.writer.write(steps, values)
         self.progress.update(steps, {**values, "time/left": max(0.0, left)})
         self._logged_at, self._logged_steps = now, steps
 
     def _checkpoint(self, final: bool) -> None:
-        """Save, then evaluate. A failed save is tried twice, warned of, and only the final one is an error."""
+        """Save, then evaluate. A failed save is tried twice, warned of, and only the final one is an error.
+
+        All processes hand in what they have, and the leader sees to the rest.
+        """
         trainer = self.trainer
         trainer.check_finite()
+        state = self.processes.gather(trainer.state_dict(), trainer.env_axes())
+        if not self.processes.leads:
+            return
         path = None
         for attempt in range(2):
             try:
-                path = self.folder.save(trainer.state_dict(), trainer.iteration, trainer.steps)
+                path = self.folder.save(state, trainer.iteration, trainer.steps)
                 break
             except OSError as error:
                 self.progress.warn(f"The checkpoint at {trainer.steps} steps could not be saved: {error}.")
@@ -304,7 +458,7 @@ class _Session:
         started = time.monotonic()
         try:
             count = self.job.train.eval_episodes
-            policies = by_group(self.job, self.trainer.policies)
+            policies = by_group(self.job, self.trainer.players)
             if self.trainer.world.slow_to_open and self.stage is None:
                 self.stage = make_world(self.job, count, "playing")
             scores = evaluate(self.job, policies, count, stop=lambda: self.signal is not None, world=self.stage)
@@ -320,6 +474,7 @@ class _Session:
         except OSError as error:
             self.progress.warn(f"The evaluation could not be written: {error}.")
         figures = {f"eval/{name}": score.mean for name, score in scores.reports.items()}
+        assert self.writer is not None
         self.writer.write(self.trainer.steps, {"eval/mean_reward": scores.mean, **figures})
         spent = time.monotonic() - started  # evaluation is no training: it does not count as such
         self._start += spent

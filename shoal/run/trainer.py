@@ -2,58 +2,80 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 
 from shoal.core.graph import Graphed
 from shoal.errors import ShoalError
 from shoal.host.world import HostWorld
-from shoal.learn import LEARNERS, Learner
+from shoal.learn import LEARNERS, Learner, Rollout
+from shoal.policy import Policy
 from shoal.run.build import make_policies, make_world
 from shoal.run.collect import Collector
 from shoal.run.config import Job
+from shoal.run.processes import Processes
 from shoal.run.schedule import HostCollector
 
 
 class Trainer:
-    """Everything that a run moves from one iteration to the next."""
+    """Everything that a run moves from one iteration to the next, or one process's part of it."""
 
-    def __init__(self, job: Job):
+    def __init__(self, job: Job, processes: Processes | None = None):
         config = job.train
         _set_precision(config.deterministic)
         self.job = job
+        self.processes = processes = processes or Processes()
         compiled, bf16 = config.compile == "on", config.precision == "bf16"
-        self.world = make_world(job)
+        envs = config.num_envs // processes.size
+        self.first_env = processes.rank * envs
+        """Global number of this process's first env."""
+        self.world = make_world(job, envs)
         self.policies = make_policies(job, self.world)
         teams = {name: [self.world.group(g.name) for g in groups] for name, groups in job.teams().items()}
         collector, more = Collector, {}
         if isinstance(self.world, HostWorld):
             collector, more = HostCollector, dict(graph=config.graph)
         self.collector = collector(
-            self.world, self.policies, config.rollout, config.seed, teams, compiled=compiled, bf16=bf16, **more
+            self.world,
+            self._actors(),
+            config.rollout,
+            config.seed,
+            teams,
+            self.first_env,
+            compiled=compiled,
+            bf16=bf16,
+            **more,
         )
+        for rollout in self.collector.rollouts.values():
+            rollout.reducer = processes.reducer
         learner = LEARNERS[config.algo][1]
         self.learners: dict[str, Learner] = {
-            name: learner(
-                policy, self.collector.rollouts[name], job.for_policy(name).learn, config.seed, compiled, bf16
-            )
+            name: learner(policy, self._experience(name), job.for_policy(name).learn, config.seed, compiled, bf16)
             for name, policy in self.policies.items()
             if name not in config.freeze
         }
         self.iteration = 0
-        device = self.world.device
-        self._collect = Graphed(self.collector.collect, device, config.graph and self.world.on_device)
+        self._collect = Graphed(self.collector.collect, self.world.device, config.graph and self.world.on_device)
+        device = next(iter(self.learners.values())).device
         keeps = any(type(made).store is not Learner.store for made in self.learners.values())
-        self._store = Graphed(self._store_all, device, config.graph and keeps)
-        pool = torch.cuda.graph_pool_handle() if config.graph and device.type == "cuda" else None
-        self._updates = {name: Graphed(made.update, device, config.graph, pool) for name, made in self.learners.items()}
-        self._episodes_read = 0.0
-        self._returns_read: dict[str, float] = {g.name: 0.0 for g in self.world.groups}
-        self._reports_read: dict[str, float] = {}
-        self._lengths_read = 0.0
-        self.collector.start(config.seed)
+        recorded = config.graph and processes.reducer.recordable
+        self._store = Graphed(self._store_all, device, recorded and keeps)
+        pool = torch.cuda.graph_pool_handle() if recorded and device.type == "cuda" else None
+        self._updates = {name: Graphed(made.update, device, recorded, pool) for name, made in self.learners.items()}
+        self._read = Books(0.0, 0.0, {}, {})
+        """What the last reading of the statistics found."""
+        self.collector.start(config.seed, self.first_env)
+
+    def _actors(self) -> dict[str, Policy]:
+        """The policies that act."""
+        self.players = self.policies
+        return self.players
+
+    def _experience(self, name: str) -> Rollout:
+        """What a policy learns from."""
+        return self.collector.rollouts[name]
 
     @property
     def steps(self) -> int:
@@ -82,7 +104,7 @@ class Trainer:
         with _torch_threads(self.job.train.threads):
             self._store()
             for name, learner in self.learners.items():
-                for _ in range(learner.due((self.iteration + 1) * learner.rollout.samples)):
+                for _ in range(learner.due((self.iteration + 1) * learner.samples)):
                     self._updates[name]()
 
     def iterate(self) -> None:
@@ -92,33 +114,33 @@ class Trainer:
         self.learn()
         self.iteration += 1
 
+    def still(self) -> AbstractContextManager[None]:
+        """While it lasts, nothing moves but what the caller moves."""
+        return nullcontext()
+
+    def close(self) -> None:
+        """Let go of the world."""
+        self.world.close()
+
     def _store_all(self) -> None:
         for learner in self.learners.values():
             learner.store()
 
     def read_metrics(self) -> dict[str, float]:
         """Means since the last reading, under the names people know. Waits for the device."""
-        stats = self.world.statistics()
-        episodes = float(stats.episodes.sum())  # sync: once per log interval
-        lengths = float(stats.length_sum.sum())
+        books, read = self._books(), self._read
         found: dict[str, float] = {}
-        new = episodes - self._episodes_read
+        new = books.episodes - read.episodes
         many = len(self.world.groups) > 1
-        for name, sums in stats.return_sum.items():
-            total = float(sums.double().sum())
-            if new > 0:
-                key = f"rollout/{name}/ep_rew_mean" if many else "rollout/ep_rew_mean"
-                found[key] = (total - self._returns_read[name]) / new
-            self._returns_read[name] = total
-        for name, sums in stats.report_sum.items():
-            total = float(sums.double().sum())
-            if new > 0:
-                found[f"rollout/{name}"] = (total - self._reports_read.get(name, 0.0)) / new
-            self._reports_read[name] = total
         if new > 0:
-            found["rollout/ep_len_mean"] = (lengths - self._lengths_read) / new
-        found["rollout/episodes"] = episodes
-        self._episodes_read, self._lengths_read = episodes, lengths
+            for name, total in books.returns.items():
+                key = f"rollout/{name}/ep_rew_mean" if many else "rollout/ep_rew_mean"
+                found[key] = (total - read.returns.get(name, 0.0)) / new
+            for name, total in books.reports.items():
+                found[f"rollout/{name}"] = (total - read.reports.get(name, 0.0)) / new
+            found["rollout/ep_len_mean"] = (books.lengths - read.lengths) / new
+        found["rollout/episodes"] = books.episodes
+        self._read = books
         for name, learner in self.learners.items():
             prefix = f"train/{name}/" if len(self.policies) > 1 else "train/"
             found.update({prefix + key: value for key, value in learner.read_metrics().items()})
@@ -126,15 +148,47 @@ class Trainer:
         self.check_finite()
         return found
 
+    def _books(self) -> "Books":
+        """Finished episodes of all processes, since the start of training."""
+        stats = self.world.statistics()
+        names = [*stats.return_sum, *stats.report_sum]
+        totals = self._newest_sums().clone()
+        self.processes.reducer.add(totals)
+        episodes, lengths, *rest = totals.tolist()  # sync: once per log interval
+        count = len(stats.return_sum)
+        returns = dict(zip(names[:count], rest[:count], strict=True))
+        reports = dict(zip(names[count:], rest[count:], strict=True))
+        return Books(episodes, lengths, returns, reports)
+
+    def episode_sums(self) -> torch.Tensor:
+        """Finished episodes of this process: how many, their steps, returns of all groups, reports."""
+        stats = self.world.statistics()
+        sums = [stats.episodes, stats.length_sum, *stats.return_sum.values(), *stats.report_sum.values()]
+        return torch.stack([each.double().sum() for each in sums]).to(self.world.device)
+
+    def _newest_sums(self) -> torch.Tensor:
+        """Those that what has been learnt so far belongs to."""
+        return self.episode_sums()
+
     def check_finite(self) -> None:
         """Stop if steps were refused for a gradient that is not finite; say where it came from."""
         for name, learner in self.learners.items():
             bad = sum(optimiser.bad_steps for optimiser in learner.optimisers.values())
             if int(bad):  # sync: with a log line or a checkpoint
-                self._blame(name)
+                # A gradient is the same in all processes, but what spoilt it is in one.
+                found = self.processes.collect(self._blame(name))
+                message, state = next((blame for blame in found if blame is not None), (None, {}))
+                raise BadNumbers(
+                    message
+                    or f"A gradient of {name} was not finite before {self.steps} env steps, although the newest "
+                    f"rollout is: look for a passing fault in the world, or lower --lr (now {learner.config.lr}). No "
+                    "step was taken.",
+                    state,
+                )
 
-    def _blame(self, name: str) -> None:
-        rollout = self.collector.rollouts[name]
+    def _blame(self, name: str) -> tuple[str, dict[str, Any]] | None:
+        """Which env gave what is not finite, and its state; None if the newest rollout is as it should be."""
+        rollout = self.learners[name].rollout
         for field in ("observation", "reward", "final_observation"):
             tensor = getattr(rollout, field)
             if field == "observation":  # not those from before the rollout
@@ -142,17 +196,12 @@ class Trainer:
             bad = ~torch.isfinite(tensor.float())
             if bool(bad.any()):
                 t, env, agent = (int(i) for i in bad.nonzero()[0][:3])
-                raise BadNumbers(
-                    f"Env {env}, agent {agent} of {self.job.world} gave a {field} that is not finite "
+                return (
+                    f"Env {self.first_env + env}, agent {agent} of {self.job.world} gave a {field} that is not finite "
                     f"({tensor[t, env, agent].tolist()}) at row {t} of the rollout after {self.steps} env steps.",
                     self._env_state(env),
                 )
-        raise BadNumbers(
-            f"A gradient of {name} was not finite before {self.steps} env steps, although the newest rollout is: "
-            f"look for a passing fault in the world, or lower --lr (now {self.learners[name].config.lr}). "
-            "No step was taken.",
-            {},
-        )
+        return None
 
     def _env_state(self, env: int) -> dict[str, Any]:
         state = self.world.state_dict()
@@ -171,6 +220,15 @@ class Trainer:
             state.update({f"learner.{name}.{k}": v for k, v in learner.state_dict().items()})
         return state
 
+    def env_axes(self) -> dict[str, int]:
+        """Names of the state that have the envs along an axis, and which: the rest is the same in all processes."""
+        axes = {f"world.{name}": 0 for name in self.world.state_dict() if name not in self.world.undivided}
+        for name, rollout in self.collector.rollouts.items():
+            axes.update({f"collector.{name}.{item}": int(item == "history") for item in rollout.carried()})
+        for name, learner in self.learners.items():
+            axes.update({f"learner.{name}.{item}": axis for item, axis in learner.env_axes().items()})
+        return axes
+
     def load_state_dict(self, state: dict[str, torch.Tensor], iteration: int) -> None:
         """Continue where a saved state stood; the caller has compared names and shapes."""
         self.world.load_state_dict(part_of(state, "world."))
@@ -187,11 +245,17 @@ class Trainer:
             for learner in self.learners.values():
                 learner.cut()
         self.iteration = iteration
-        stats = self.world.statistics()
-        self._episodes_read = float(stats.episodes.sum())
-        self._lengths_read = float(stats.length_sum.sum())
-        self._returns_read = {name: float(sums.double().sum()) for name, sums in stats.return_sum.items()}
-        self._reports_read = {name: float(sums.double().sum()) for name, sums in stats.report_sum.items()}
+        self._read = self._books()
+
+
+class Books(NamedTuple):
+    """Sums over finished episodes."""
+
+    episodes: float
+    lengths: float
+    returns: dict[str, float]
+    """By group."""
+    reports: dict[str, float]
 
 
 class BadNumbers(ShoalError):

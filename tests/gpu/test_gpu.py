@@ -82,6 +82,7 @@ REPLAY = dict(batch_size=512, replay_size=2**16, replay_ratio=0.5, learning_star
         ("pendulum", dict(algo="a2c", core="gru", core_size=32, pass_size=1000, normalise_observation=True)),
         ("cartpole", dict(algo="dqn", frame_stack=2, time_limit=20, tau=0.1, **REPLAY)),
         ("cartpole", dict(algo="rainbow", normalise_observation=True, **REPLAY)),
+        ("cartpole", dict(algo="r2d2", burn_in=16, sequence=32, core_size=32, time_limit=20, **REPLAY)),
         ("tag-grid", dict(algo="dqn", one_policy=False, quantiles=5, **REPLAY)),
         ("tag-grid", dict(algo="ppo", one_policy=True)),
         ("tag-continuous", dict(algo="a2c", pass_size=5000, observation_type="bfloat16")),

@@ -365,7 +365,7 @@ def test_a_state_of_another_shape_is_refused():
     one, other = Replay(twin.rollout, 20, 1, GAMMA), Replay(twin.rollout, 24, 1, GAMMA)
     with pytest.raises(ShoalError, match="does not fit this one in: action"):
         one.load_state_dict(other.state_dict())
-    with pytest.raises(ShoalError, match="nodes"):
+    with pytest.raises(ShoalError, match="priority"):
         Replay(twin.rollout, 20, 1, GAMMA, prioritised=True).load_state_dict(one.state_dict())
 
 

@@ -11,10 +11,10 @@ from shoal.learn.rollout import Rollout
 from tests.helpers import advantage_twin, random_rollout
 
 
-def advantages(rollout: Rollout, value, final_value, gamma, lam, scale=1.0) -> tuple[np.ndarray, np.ndarray]:
+def advantages(rollout: Rollout, value, final_value, gamma, lam, scale=1.0, **lag) -> tuple[np.ndarray, np.ndarray]:
     advantage, target = torch.full_like(rollout.reward, np.nan), torch.full_like(rollout.reward, np.nan)
     arrays = [torch.as_tensor(a, dtype=torch.float32) for a in (value, final_value, [scale])]
-    advantage_plan(rollout, *arrays, advantage, target, gamma, lam)()
+    advantage_plan(rollout, *arrays, advantage, target, gamma, lam, **lag)()
     return advantage.numpy(), target.numpy()
 
 
@@ -151,3 +151,67 @@ def test_discounted_sums_equal_the_twin_over_several_rollouts(steps, envs, agent
             np.testing.assert_allclose(total[t], running, rtol=1e-4, atol=1e-4)
             running[(rollout.terminated[t] | rollout.truncated[t]).numpy()] = 0.0
         np.testing.assert_allclose(carry, running, rtol=1e-4, atol=1e-4)
+
+
+# --- V-trace ----------------------------------------------------------------------------------------------------------
+
+
+def vtrace_twin(rollout, value, final_value, ratio, gamma, lam, rho, c):
+    """The sum over the future that the paper defines targets by, step by step, without recursion."""
+    steps, envs, agents = rollout.reward.shape
+    target, advantage = np.zeros((2, steps, envs, agents))
+    reward, terminated, truncated = (x.numpy() for x in (rollout.reward, rollout.terminated, rollout.truncated))
+    for env in range(envs):
+        slots = np.cumsum(truncated[:, env] & ~terminated[:, env]) - 1
+        for agent in range(agents):
+            w, v = ratio[:, env, agent], value[:, env, agent]
+
+            def after(t, env=env, agent=agent, slots=slots, v=v):
+                """The value of what follows on row t, and whether the episode goes on."""
+                if terminated[t, env]:
+                    return 0.0, False
+                return (final_value[slots[t], env, agent], False) if truncated[t, env] else (v[t + 1], True)
+
+            for start in range(steps):
+                total, weight = v[start], 1.0
+                for t in range(start, steps):
+                    ahead, goes_on = after(t)
+                    total += weight * min(w[t], rho) * (reward[t, env, agent] + gamma * ahead - v[t])
+                    weight *= gamma * lam * min(w[t], c)
+                    if not goes_on:
+                        break
+                target[start, env, agent] = total
+            for t in range(steps):
+                ahead, goes_on = after(t)
+                if goes_on and t + 1 < steps:
+                    ahead += lam * (target[t + 1, env, agent] - v[t + 1])
+                advantage[t, env, agent] = reward[t, env, agent] + gamma * ahead - v[t]
+    return advantage, target
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    steps=st.integers(1, 10),
+    gamma=st.sampled_from([0.0, 0.9, 1.0]),
+    lam=st.sampled_from([0.0, 0.7, 1.0]),
+    clips=st.sampled_from([(1.0, 1.0), (2.0, 0.5), (0.3, 1.5)]),
+    seed=st.integers(0, 2**31),
+)
+def test_vtrace_equals_the_twin(steps, gamma, lam, clips, seed):
+    rollout, rng = random_rollout(steps, 3, 2, False, seed), np.random.default_rng(seed)
+    value, final_value = rng.normal(size=(2, steps + 1, 3, 2)).astype(np.float32)
+    ratio = np.exp(rng.normal(size=(steps, 3, 2))).astype(np.float32)
+    expected = vtrace_twin(rollout, value, final_value, ratio, gamma, lam, *clips)
+    found = advantages(rollout, value, final_value[:steps], gamma, lam, ratio=torch.tensor(ratio), clips=clips)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_without_lag_vtrace_is_the_generalised_advantage(waits):
+    rollout, rng = random_rollout(9, 4, 3, True, 3, waits=waits), np.random.default_rng(0)
+    value, final_value = rng.normal(size=(2, 10, 4, 3)).astype(np.float32)
+    plain = advantages(rollout, value, final_value, 0.97, 0.9)
+    traced = advantages(rollout, value, final_value, 0.97, 0.9, ratio=torch.ones(9, 4, 3))
+    for one, other in zip(plain, traced, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)

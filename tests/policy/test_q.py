@@ -75,6 +75,15 @@ def test_agents_explore_at_their_rate(rate):
     assert not log_prob.any()
 
 
+def test_who_explores_keeps_to_the_odds_of_its_space():
+    rows = 40_000
+    policy = make(Group("g", observation=Box(3), action=Discrete(4, odds=(0.5, 1.0, 2.0, 1.0))))
+    params = torch.tensor([0.0, 3.0, 1.0, MASKED]).expand(rows, -1)
+    action, _ = policy.head.sample(params, noise(rows, 2, 1.0))
+    share = torch.bincount(action, minlength=4) / rows
+    torch.testing.assert_close(share, torch.tensor([1.0, 2.0, 4.0, 0.0]) / 7.0, atol=0.01, rtol=0)
+
+
 def test_what_is_not_allowed_is_never_chosen():
     rows = 5000
     policy = make(SEVERAL)

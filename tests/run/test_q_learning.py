@@ -33,10 +33,19 @@ def test_dqn_balances_the_pole(tmp_path):
     assert run.evaluate(episodes=50)["cart"].mean >= 300
 
 
+def test_sac_swings_the_pendulum_up(tmp_path):
+    """Without learning it gets about -1,200."""
+    run = shoal.train(
+        "pendulum", algo="sac", seed=1, total_steps=12_000, run_dir=tmp_path / "run", quiet=True, device="cpu"
+    )
+    assert run.evaluate(episodes=50)["pendulum"].mean >= -450
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize(
-    ("world", "algo", "score"), [("cartpole", "dqn", 475), ("acrobot", "rainbow", -100), ("mountain-car", "dqn", -110)]
+    ("world", "algo", "score"),
+    [("cartpole", "dqn", 475), ("acrobot", "rainbow", -100), ("mountain-car", "dqn", -110), ("pendulum", "sac", -200)],
 )
 def test_tuned_settings_solve(world, algo, score, seed, tmp_path):
     run = shoal.train(world, algo=algo, seed=seed, run_dir=tmp_path / "run", quiet=True, device="cpu")
@@ -55,6 +64,16 @@ def test_resumed_run_equals_an_uninterrupted_one(tmp_path, options):
     settings = {**SMALL, **SMALL_Q, **fixed, **options}
     whole = shoal.train("cartpole", total_steps=41 * STEPS, run_dir=tmp_path / "whole", **settings)
     shoal.train("cartpole", total_steps=20 * STEPS, run_dir=tmp_path / "cut", **settings)
+    resumed = shoal.resume(tmp_path / "cut", total_steps=41 * STEPS)
+    assert_same(state_of(whole), state_of(resumed))
+    assert load_run(whole.path, "last").evaluate(episodes=6) == whole.evaluate(episodes=6)
+
+
+@pytest.mark.parametrize("options", [dict(algo="td3"), dict(algo="sac", prioritised=True, normalise_observation=True)])
+def test_resumed_run_of_real_actions_equals_an_uninterrupted_one(tmp_path, options):
+    settings = {**SMALL, **SMALL_Q, "priority_beta": 1.0, "time_limit": 9, "hidden": (16,), **options}
+    whole = shoal.train("pendulum", total_steps=41 * STEPS, run_dir=tmp_path / "whole", **settings)
+    shoal.train("pendulum", total_steps=20 * STEPS, run_dir=tmp_path / "cut", **settings)
     resumed = shoal.resume(tmp_path / "cut", total_steps=41 * STEPS)
     assert_same(state_of(whole), state_of(resumed))
     assert load_run(whole.path, "last").evaluate(episodes=6) == whole.evaluate(episodes=6)
@@ -112,7 +131,8 @@ def test_memory_is_told_beforehand(options):
     [
         (["pendulum", "--algo", "dqn"], "Q-learning compares choices, but group 'pendulum' acts by Box"),
         (["pandemic", "--algo", "dqn"], "chooses at every"),
-        (["cartpole", "--algo", "dqn", "--core", "lstm"], "no use for a core"),
+        (["cartpole", "--algo", "sac"], "choose real numbers, but group 'cart' acts by Discrete"),
+        (["pendulum", "--algo", "td3", "--core", "gru"], "no use for a core"),
         (["cartpole", "--algo", "dqn", "--replay-size", "200", "--n-step", "9"], "is too short"),
         (["cartpole", "--algo", "rainbow", "--quantiles", "20"], "not both"),
         (["cartpole", "--algo", "dqm"], "did you mean 'dqn'"),

@@ -1,0 +1,50 @@
+"""Noise that networks draw actions from: standard normal or uniform numbers, keyed by seed, env and rollout."""
+
+import torch
+import warp as wp
+
+from shoal.core.kernels import Whole
+from shoal.core.launch import Plan, bind
+from shoal.core.random import ACTION_STREAM, philox, unit_float, unit_normal, vec4u
+
+STREAM = wp.constant(wp.uint32(ACTION_STREAM))
+
+
+@wp.func
+def noise_words(env: int, part: int, block: int, seed: int, env_id: wp.array[int], counter: wp.array[int]):
+    """Four random words, keyed by (seed, env, rollout, block of steps, part of the actions)."""
+    place = vec4u(wp.uint32(env_id[env]), wp.uint32(counter[0]), wp.uint32(block), STREAM + wp.uint32(part))
+    return philox(place, wp.uint64(seed))
+
+
+@wp.func
+def uniform_noise(
+    env: int, agent: int, seed: int, env_id: wp.array[int], counter: wp.array[int], noise: wp.array3d[float]
+):
+    """Numbers in [0, 1) for every step of a rollout, four from each draw."""
+    for block in range((noise.shape[1] + 3) // 4):
+        words = noise_words(env, agent, block, seed, env_id, counter)
+        for k in range(4):
+            t = block * 4 + k
+            if t < noise.shape[1]:
+                noise[env, t, agent] = unit_float(words[k])
+
+
+@wp.func
+def normal_noise(
+    env: int, agent: int, seed: int, env_id: wp.array[int], counter: wp.array[int], noise: wp.array3d[float]
+):
+    """The same for standard normal numbers, two from each draw."""
+    for block in range((noise.shape[1] + 1) // 2):
+        words = noise_words(env, agent, block, seed, env_id, counter)
+        for k in range(2):
+            t = block * 2 + k
+            if t < noise.shape[1]:
+                noise[env, t, agent] = unit_normal(words[2 * k], words[2 * k + 1])
+
+
+def noise_plan(noise: torch.Tensor, gaussian: bool, seed: int, env_id: torch.Tensor, counter: torch.Tensor) -> Plan:
+    """Fills `noise` [T, N, parts] for the rollout that `counter` [1] numbers."""
+    function = normal_noise if gaussian else uniform_noise
+    arguments = dict(seed=seed, env_id=env_id, counter=Whole(counter), noise=noise.transpose(0, 1))
+    return bind("noise", function, noise.device, noise.shape[1], arguments, agents=noise.shape[2])

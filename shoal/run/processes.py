@@ -1,0 +1,508 @@
+"""Several processes that train one run: starting them, finding one another, sharing out envs, agreeing.
+
+    shoal train ... --gpus 4          starts four processes on this machine, through torch's elastic agent
+    torchrun / srun ... shoal train   each process finds the others by what the launcher put into its environment
+
+Process 0 leads: it alone writes to the run folder. One that dies takes the others with it; the agent starts all of them
+again, and they go on from the last checkpoint.
+"""
+
+import contextlib
+import gc
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from shoal.core.reduce import ALONE, GroupReducer, Reducer
+from shoal.errors import ShoalError
+from shoal.run.config import AUTO, Job, TrainConfig
+
+RESTARTS = 3
+"""How often the processes of a machine are started again after one of them died."""
+
+MEETING = timedelta(minutes=10)
+"""How long processes wait for one another at the start."""
+
+PATIENCE = timedelta(hours=24)
+"""How long they wait for the leader, who saves and evaluates. A death is noticed at once whatever this is."""
+
+ENDING = 60
+"""Seconds that processes have to save and end after a signal."""
+
+PIECE = 2**28
+"""Bytes that are sent at a time."""
+
+FIRST_PORT, PORTS = 15_000, 20_000
+"""Where the processes of a SLURM job meet, by the job's number."""
+
+T = TypeVar("T")
+
+
+# --- where this process stands ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which process this is, as the launcher says."""
+
+    rank: int
+    size: int
+    local_rank: int
+    """Which one of this machine."""
+    local_size: int
+    launch: str
+    """What names this launch: the same after a restart."""
+    restarts: int
+    """How often all processes have been started again."""
+    bound: bool
+    """Whether the launcher has seen to which cores are whose."""
+
+    def export(self) -> None:
+        """Put what torch wants to know into the environment, where the launcher has not done so."""
+        known = dict(RANK=self.rank, WORLD_SIZE=self.size, LOCAL_RANK=self.local_rank, LOCAL_WORLD_SIZE=self.local_size)
+        for name, value in known.items():
+            os.environ[name] = str(value)
+        if "MASTER_ADDR" not in os.environ:
+            os.environ["MASTER_ADDR"] = first_host(os.environ.get("SLURM_STEP_NODELIST", "localhost"))
+        if "MASTER_PORT" not in os.environ:
+            os.environ["MASTER_PORT"] = str(FIRST_PORT + int(os.environ.get("SLURM_JOB_ID", "0")) % PORTS)
+
+
+def find_place() -> Place | None:
+    """Where torchrun or SLURM has put this process; None if neither has started it."""
+    env = os.environ
+    if "RANK" in env and "WORLD_SIZE" in env:
+        rank, size = int(env["RANK"]), int(env["WORLD_SIZE"])
+        launch = env.get("TORCHELASTIC_RUN_ID", "none")
+        if launch == "none":  # torchrun's default; its process stays the same through restarts
+            launch = f"{socket.gethostname()}:{os.getppid()}"
+        restarts = int(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        local = int(env.get("LOCAL_RANK", "0")), int(env.get("LOCAL_WORLD_SIZE", "1"))
+        return Place(rank, size, *local, launch, restarts, "TORCHELASTIC_RUN_ID" not in env)
+    # Set by srun for its tasks, and not by sbatch or salloc for a single command.
+    if int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and "SLURM_PROCID" in env:
+        tasks = env.get("SLURM_STEP_TASKS_PER_NODE", "1")
+        local = int(env.get("SLURM_LOCALID", "0")), int(re.match(r"\d+", tasks)[0])  # type: ignore[index]
+        launch = f"slurm:{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
+        restarts = int(env.get("SLURM_RESTART_COUNT", "0"))
+        return Place(int(env["SLURM_PROCID"]), int(env["SLURM_STEP_NUM_TASKS"]), *local, launch, restarts, True)
+    return None
+
+
+def first_host(nodes: str) -> str:
+    """The first name of a list as SLURM writes it: gpu[003-006,9] begins with gpu003."""
+    found = re.match(r"([^,\[]+)(?:\[([^\],-]+))?", nodes)
+    return "localhost" if found is None else found[1] + (found[2] or "")
+
+
+def follows() -> bool:
+    """Whether this process leaves talking to another one."""
+    place = find_place()
+    return place is not None and place.rank > 0
+
+
+def settled(config: TrainConfig) -> TrainConfig:
+    """The number of processes that is meant, checked: those that a launcher has started, or those to start."""
+    place = find_place()
+    count = config.processes
+    if place is not None:
+        count = place.size
+    elif config.gpus is not None:
+        there = torch.cuda.device_count()
+        if count not in (1, config.gpus):
+            raise ShoalError(f"Give --gpus {config.gpus} or --processes {count}, not both: a GPU has one process.")
+        if not config.device.startswith("cuda") or there < config.gpus:
+            raise ShoalError(
+                f"--gpus {config.gpus}: torch sees {there} GPU(s) here, and the device is {config.device}; use "
+                "--processes to share one, or CPU cores."
+            )
+        count = config.gpus
+    if config.num_envs == AUTO:
+        if count > 1:
+            raise ShoalError(f"--num-envs auto is for a single process; give a number of envs for all {count} of them.")
+    elif config.num_envs % count:
+        raise ShoalError(
+            f"{config.num_envs} envs cannot be shared out evenly to {count} processes; choose a --num-envs that is a "
+            f"multiple of {count}."
+        )
+    return replace(config, processes=count)
+
+
+# --- together ----------------------------------------------------------------------------------------------------
+
+
+class Told(ShoalError):
+    """What the leader could not do, told to all others: nobody says it twice."""
+
+    def __init__(self, message: str, exit_code: int):
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class Processes:
+    """The processes of a run, as one of them sees them. Alone, there is nobody to ask.
+
+    Every process must make the same calls in the same order.
+    """
+
+    def __init__(self, reducer: Reducer = ALONE, talk: Any = None):
+        """`talk` is torch's group for what the hosts tell one another."""
+        self.reducer, self._talk = reducer, talk
+        self.rank, self.size = reducer.rank, reducer.size
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the process that writes."""
+        return self.rank == 0
+
+    def lead(self, function: Callable[[], T]) -> T:
+        """What the leader's call returns, or the ShoalError it raises, in every process."""
+        if self.size == 1:
+            return function()
+        told: list[Any] = [None]
+        error = None
+        if self.leads:
+            try:
+                told = [(function(), None, 0)]
+            except ShoalError as problem:
+                error, told = problem, [(None, str(problem), problem.exit_code)]
+        dist.broadcast_object_list(told, 0, self._talk)
+        if error is not None:
+            raise error
+        found, message, code = told[0]
+        if message is not None:
+            raise Told(message, code)
+        return found
+
+    def collect(self, thing: T) -> list[T]:
+        """What all processes have, in every one of them."""
+        if self.size == 1:
+            return [thing]
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, thing, self._talk)
+        return found
+
+    def decide(self, *wishes: int) -> tuple[int, ...]:
+        """The largest of each wish over all processes: so they take the same turns."""
+        if self.size == 1:
+            return wishes
+        agreed = torch.tensor(wishes)
+        dist.all_reduce(agreed, dist.ReduceOp.MAX, self._talk)
+        return tuple(agreed.tolist())
+
+    def share(self, job: Job) -> Job:
+        """The job as this process alone would have it: its envs, and its part of a replay."""
+        if self.size == 1:
+            return job
+        learn = job.learn
+        for name in ("replay_size", "batch_size"):
+            if hasattr(learn, name):
+                learn = replace(learn, **{name: max(1, getattr(learn, name) // self.size)})
+        return replace(job, train=replace(job.train, num_envs=job.train.num_envs // self.size), learn=learn)
+
+    # --- states ------------------------------------------------------------------------------------------------------
+
+    def whole(self, state: Mapping[str, torch.Tensor], axes: Mapping[str, int]) -> dict[str, torch.Tensor]:
+        """Stand-ins, without memory, for a state with the envs of all processes along its `axes`."""
+        found = {}
+        for name, tensor in state.items():
+            shape = list(tensor.shape)
+            if name in axes:
+                shape[axes[name]] *= self.size
+            found[name] = torch.empty(shape, dtype=tensor.dtype, device="meta")
+        return found
+
+    def gather(self, state: Mapping[str, torch.Tensor], axes: Mapping[str, int]) -> dict[str, torch.Tensor]:
+        """The state of all processes together, in the leader; others get nothing."""
+        if self.size == 1:
+            return dict(state)
+        found = {}
+        for name in sorted(state):
+            tensor = state[name].detach()
+            if name not in axes:
+                found[name] = tensor
+                continue
+            own = tensor.movedim(axes[name], 0)
+            parts = self._send_in(own.cpu().contiguous())
+            if parts:
+                found[name] = torch.cat(parts).movedim(0, axes[name])
+        return found if self.leads else {}
+
+    def scatter(
+        self, whole: Mapping[str, torch.Tensor] | None, own: Mapping[str, torch.Tensor], axes: Mapping[str, int]
+    ) -> dict[str, torch.Tensor]:
+        """Every process's part of a state that the leader has, shaped like its `own`."""
+        if self.size == 1:
+            return dict(whole or {})
+        found = {}
+        for name in sorted(own):
+            like = own[name].movedim(axes[name], 0) if name in axes else own[name]
+            parts = None
+            if whole is not None and self.leads:
+                tensor = whole[name].detach().cpu()
+                parts = [tensor] * self.size
+                if name in axes:
+                    parts = [part.contiguous() for part in tensor.movedim(axes[name], 0).chunk(self.size)]
+            part = self._send_out(parts, torch.empty(like.shape, dtype=like.dtype))
+            found[name] = (part.movedim(0, axes[name]) if name in axes else part).to(own[name].device)
+        return found
+
+    def _send_in(self, part: torch.Tensor) -> list[torch.Tensor]:
+        """The leader gets the parts of all; piece by piece, since they may be large."""
+        made = [torch.empty_like(part) for _ in range(self.size)] if self.leads else []
+        pieces = [_bytes(each).split(PIECE) for each in made]
+        for i, piece in enumerate(_bytes(part).split(PIECE)):
+            dist.gather(piece, [each[i] for each in pieces] or None, 0, self._talk)
+        return made
+
+    def _send_out(self, parts: list[torch.Tensor] | None, out: torch.Tensor) -> torch.Tensor:
+        """Every process gets its part of what the leader has."""
+        pieces = [_bytes(each.contiguous()).split(PIECE) for each in parts or ()]
+        for i, piece in enumerate(_bytes(out).split(PIECE)):
+            dist.scatter(piece, [each[i] for each in pieces] or None, 0, self._talk)
+        return out
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor as one row of bytes, over the same memory."""
+    return tensor.view(-1).view(torch.uint8)
+
+
+@contextlib.contextmanager
+def joined(job: Job) -> Iterator[tuple[Job, Processes]]:
+    """Meet the other processes, if a launcher has started any; the job comes back with this process's device."""
+    place = find_place()
+    if place is None or place.size == 1:
+        yield job, Processes()
+        return
+    ours = not dist.is_initialized()
+    with _own_cores(place):
+        device, alone = _own_device(job.train.device, place)
+        if ours:
+            place.export()
+            store = _meeting_place(place)
+            dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.size, timeout=MEETING)
+        talk = dist.new_group(backend="gloo", timeout=PATIENCE)
+        flag = torch.tensor(int(alone))
+        dist.all_reduce(flag, dist.ReduceOp.MIN, talk)
+        # Where each has a GPU of its own NCCL sums, and graphs can record it; processes that share one go by the host.
+        group = dist.new_group(backend="nccl") if int(flag) else talk
+        reducer = GroupReducer(group, place.rank, place.size, not int(flag))
+        yield replace(job, train=replace(job.train, device=device)), Processes(reducer, talk)
+        # Graphs that hold sums of NCCL go first. After an error the process ends, and everything with it.
+        gc.collect()
+        dist.barrier(talk)
+        if ours:
+            dist.destroy_process_group()
+
+
+def _meeting_place(place: Place) -> dist.Store:
+    """The store through which processes find one another, under a name that is new for every start.
+
+    torchrun's store outlives its processes: without such a name, those that it starts again would look for the dead.
+    """
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    serves = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
+    store = dist.TCPStore(host, port, place.size, serves, MEETING)
+    if place.rank:
+        own = uuid.uuid4().hex
+        store.set(f"shoal/asks/{place.rank}", own)
+        name = store.get(f"shoal/answer/{own}").decode()
+        store.set(f"shoal/here/{name}/{place.rank}", "")
+        return dist.PrefixStore(name, store)
+    name, missing = uuid.uuid4().hex, set(range(1, place.size))
+    end = time.monotonic() + MEETING.total_seconds()
+    while missing:
+        for rank in sorted(missing):
+            if store.check([f"shoal/asks/{rank}"]):  # perhaps of one that is dead: then it will be another soon
+                store.set(f"shoal/answer/{store.get(f'shoal/asks/{rank}').decode()}", name)
+            if store.check([f"shoal/here/{name}/{rank}"]):
+                missing.discard(rank)
+        if time.monotonic() > end:
+            raise Told(f"{len(missing)} of {place.size} processes have not come: {sorted(missing)}.", 1)
+        time.sleep(0.02)
+    return dist.PrefixStore(name, store)
+
+
+def _own_device(device: str, place: Place) -> tuple[str, bool]:
+    """This process's device, and whether it has it for itself."""
+    if device != "cuda":
+        return device, False
+    count = torch.cuda.device_count()
+    index = place.local_rank % count
+    torch.cuda.set_device(index)
+    return f"cuda:{index}", place.local_size <= count
+
+
+@contextlib.contextmanager
+def _own_cores(place: Place) -> Iterator[None]:
+    """Share out the cores of the machine, unless the launcher has done so."""
+    if place.bound or place.local_size == 1 or not hasattr(os, "sched_getaffinity"):
+        yield
+        return
+    before, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    each = len(before) // place.local_size
+    if each:
+        os.sched_setaffinity(0, sorted(before)[place.local_rank * each : (place.local_rank + 1) * each])
+    torch.set_num_threads(max(1, min(threads, each)))
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+        torch.set_num_threads(threads)
+
+
+# --- starting them on this machine ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How processes ended that did not reach the end of training."""
+
+    exit_code: int
+    message: str
+
+
+def launch(path: Path, count: int) -> Outcome | None:
+    """Train the run of a folder with so many processes on this machine; returns when they have ended.
+
+    None: they have reached the end of training.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    with tempfile.TemporaryDirectory(prefix="shoal-") as box, _quiet_agent():
+        outcome = Path(box) / "outcome.json"
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=count,
+            run_id=uuid.uuid4().hex,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            max_restarts=RESTARTS,
+            monitor_interval=0.1,
+        )
+        if hasattr(config, "shutdown_timeout"):
+            config.shutdown_timeout = ENDING
+        try:
+            elastic_launch(config, sys.executable)("-m", "shoal.run.processes", str(path), str(outcome))
+        except SignalException as stop:
+            return _read(outcome) or Outcome(128 + stop.sigval, "stopped before the work began; nothing was saved.")
+        except ChildFailedError as error:
+            rank, failure = error.get_first_failure()
+            how = f"signal {-failure.exitcode}" if failure.exitcode < 0 else f"exit code {failure.exitcode}"
+            return _read(outcome) or Outcome(
+                1,
+                f"Process {rank} of {count} ended with {how}, and so did others before: {RESTARTS} new starts did not "
+                f"help. Once that is mended, go on with `shoal resume {path}`.",
+            )
+        return _read(outcome)
+
+
+def _read(outcome: Path) -> Outcome | None:
+    return Outcome(**json.loads(outcome.read_text())) if outcome.exists() else None
+
+
+@contextlib.contextmanager
+def _quiet_agent() -> Iterator[None]:
+    """Without the agent's messages, and with this process's own signal handlers back at the end."""
+    import logging
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    loggers = [logging.getLogger(f"torch.distributed.{part}") for part in ("elastic", "launcher")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    before = os.environ.get("GLOO_SOCKET_IFNAME")
+    if before is None and sys.platform == "linux":  # whatever the name of this machine stands for
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("GLOO_SOCKET_IFNAME", None)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        with contextlib.suppress(ValueError):  # not the main thread: there were no handlers to change
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+
+def work(path: str, outcome: str) -> int:
+    """One of the processes that `launch` starts. Bad input is noted and exits with 0: to start again would not help."""
+    from shoal.run.train import Stopped, continue_run
+
+    file = Path(outcome)
+    threading.Thread(target=_watch, args=(file, os.getppid()), daemon=True).start()
+    try:
+        continue_run(path)
+    except Told:
+        return 0
+    except (ShoalError, Stopped) as end:
+        if follows():  # the leader may have more to say
+            _until(file.exists, 3.0)
+        _note(file, Outcome(end.exit_code, str(end)))
+    except KeyboardInterrupt:
+        _note(file, Outcome(130, "stopped before the work began; nothing was saved."))
+    except RuntimeError as error:
+        if file.exists():
+            return 0
+        if not _is_lost(error):
+            raise
+        print(f"shoal: process {os.environ['RANK']} has lost another one.", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _note(file: Path, outcome: Outcome) -> None:
+    """Write down how it ended, unless another process has."""
+    with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as whole:
+        json.dump(vars(outcome), whole)
+    with contextlib.suppress(FileExistsError):
+        os.link(whole.name, file)
+
+
+def _is_lost(error: RuntimeError) -> bool:
+    """Whether this is what gloo or NCCL say when another process is gone."""
+    text = str(error)
+    return any(word in text for word in ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe"))
+
+
+def _watch(outcome: Path, parent: int) -> None:
+    """End this process if another one has noted the end while this one waits for it, or if the launcher is gone."""
+    while os.getppid() == parent:
+        if outcome.exists():
+            time.sleep(5.0)
+            os._exit(0)
+        time.sleep(0.25)
+    os._exit(1)
+
+
+def _until(condition: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not condition():
+        time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    from shoal.run.processes import work as work_as_imported  # errors must be of the classes that others know
+
+    sys.exit(work_as_imported(*sys.argv[1:]))

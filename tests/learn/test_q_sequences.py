@@ -1,0 +1,333 @@
+"""Q-learning along sequences against a slow twin: burn-in, ends in the window, masks, those who leave, priorities."""
+
+import copy
+import math
+from decimal import Decimal, getcontext
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from shoal.core import Box, Discrete, Group, MultiDiscrete, ShoalError
+from shoal.learn import QConfig, QLearner, R2D2Config, losses
+from shoal.learn.rollout import allocate
+from shoal.policy import QPolicy, core_maker, mlp_torso
+from tests.learn.test_replay import GAMMA, Twin
+
+STEPS, ENVS, AGENTS = 3, 4, 2
+BURN_IN, LENGTH = 2 * STEPS, 3 * STEPS
+SEQUENCES = 12
+
+
+# --- value rescaling --------------------------------------------------------------------------------------------------
+
+
+def exact_rescaled(x: float, eps: float) -> Decimal:
+    """sign(x) (sqrt(|x| + 1) - 1) + eps x in fifty digits."""
+    getcontext().prec = 50
+    size = abs(Decimal(x))
+    return (Decimal(1) if x >= 0 else Decimal(-1)) * ((size + 1).sqrt() - 1) + Decimal(eps) * Decimal(x)
+
+
+NUMBERS = [0.0, 1e-8, -1e-8, 3e-5, -1e-3, 0.1, -0.5, 1.0, 7.25, -300.0, 1e4, -1e6, 1e8]
+
+
+@pytest.mark.parametrize("eps", [1e-3, 1e-2])
+def test_rescaling_is_exact_at_all_sizes(eps):
+    expected = torch.tensor([float(exact_rescaled(x, eps)) for x in NUMBERS], dtype=torch.float64)
+    exactly = torch.tensor(NUMBERS, dtype=torch.float64)
+    torch.testing.assert_close(losses.rescaled(exactly, eps), expected, rtol=1e-14, atol=0)
+    torch.testing.assert_close(losses.unscaled(expected, eps), exactly, rtol=1e-13, atol=0)
+    short = exactly.float()
+    torch.testing.assert_close(losses.rescaled(short, eps).double(), expected, rtol=3e-7, atol=0)
+    torch.testing.assert_close(losses.unscaled(expected.float(), eps).double(), exactly, rtol=6e-7, atol=0)
+
+
+def test_rescaling_is_the_formula_of_the_paper_and_its_inverse():
+    y, eps = torch.linspace(-40, 40, 401, dtype=torch.float64), losses.RESCALE_EPS
+    root = torch.sqrt(1 + 4 * eps * (y.abs() + 1 + eps))
+    torch.testing.assert_close(
+        losses.unscaled(y), torch.sign(y) * (((root - 1) / (2 * eps)) ** 2 - 1), atol=1e-9, rtol=0
+    )
+    torch.testing.assert_close(losses.rescaled(losses.unscaled(y)), y, atol=1e-12, rtol=0)
+
+
+# --- the slow twin ----------------------------------------------------------------------------------------------------
+
+
+def make(core="lstm", layers=1, stack=1, leaves=False, masked=False, seed=0, burn_in=BURN_IN, **settings):
+    """A learner, and the twin that its replay is full of."""
+    twin = Twin(STEPS * 24, STEPS, ENVS, AGENTS, seed, stack, leaves, masked, ends=(0.06, 0.12), state_size=1)
+    twin.observation, twin.final = (x / 125.0 - 1.0 for x in (twin.observation, twin.final))
+    settings = dict(batch_size=SEQUENCES * LENGTH, replay_size=ENVS * AGENTS * 45, gamma=GAMMA, **settings)
+    config = QConfig(burn_in=burn_in, sequence=LENGTH, lr=1e-2, **settings)
+    torch.manual_seed(seed)
+    group = Group("g", Box(2), Discrete(3), AGENTS, masked=masked, leaves=leaves, stack=stack)
+    policy = QPolicy(group, mlp_torso((8,), "tanh"), False, core_maker(core, 5, layers), **config.head())
+    with torch.no_grad():
+        for p in policy.parameters():
+            p.add_(0.4 * torch.randn_like(p))
+    size = policy.state_size
+    twin.state = np.random.default_rng(seed).normal(size=(*twin.state.shape[:3], size)).astype(np.float32)
+    twin.rollout = allocate([group], STEPS, ENVS, STEPS, torch.device("cpu"), size, explores=True)
+    learner = QLearner(policy, twin.rollout, config, seed)
+    with torch.no_grad():
+        learner.target_flat.add_(0.2 * torch.randn_like(learner.target_flat))
+    while twin.done < twin.total:
+        twin.fill()
+        learner.store()
+    return learner, twin
+
+
+def walk(network: QPolicy, twin: Twin, first: int, env: int, agent: int, rows: int, burn_in: int):
+    """A network goes along one sequence, step by step: its numbers of every row, and of the final observations."""
+    state = torch.as_tensor(twin.state[first, env, agent])[None]
+    numbers, finals = [], {}
+
+    def look(seen):
+        features = network.policy_torso(torch.as_tensor(seen).float()[None])
+        out, after = network.core.step(features, state)
+        return network.head(out)[0], after
+
+    for t in range(rows):
+        with torch.set_grad_enabled(t >= burn_in and torch.is_grad_enabled()):
+            told, state = look(twin.seen(first + t, env, agent))
+            numbers.append(told)
+            if twin.only_cut[first + t, env]:
+                finals[t] = look(twin.final_seen(first + t, env)[agent])[0]
+            if twin.terminated[first + t, env] or twin.truncated[first + t, env]:
+                state = torch.zeros_like(state)
+    return numbers, finals
+
+
+def twin_loss(learner: QLearner, twin: Twin, place: list[int], weight: list[float]):
+    """The loss and the priorities of some sequences, and what happened in them."""
+    c, replay, head = learner.config, learner.replay, learner.policy.head
+    rows, total, priorities = c.burn_in + c.sequence + c.n_step, torch.zeros(()), []
+    seen = SimpleNamespace(over=0, cut=0, left=0, on=0, lost=0, absent=0)
+    for number, scale in zip(place, weight, strict=True):
+        first, env, agent = twin.locate(replay, number, STEPS)
+        own, own_finals = walk(learner.policy, twin, first, env, agent, rows, c.burn_in)
+        with torch.no_grad():
+            aims, aim_finals = walk(learner.target, twin, first, env, agent, rows, c.burn_in)
+        kept = [t for t in range(rows) if twin.only_cut[first + t, env] and twin.kept(replay, first + t, env)][:2]
+        errors = []
+        for t in range(c.burn_in, c.burn_in + c.sequence):
+            now = first + t
+            what = twin.follow(now, env, agent, c.n_step)
+            later = what.row - first
+            if not twin.alive[now, env, agent]:
+                seen.absent += 1
+                continue
+            if what.kind == "cut" and later not in kept:
+                seen.lost += 1
+                continue
+            setattr(seen, what.kind, getattr(seen, what.kind) + 1)
+            ahead, allowed = torch.zeros(head.width), np.ones(3, bool)
+            if what.kind in ("on", "cut"):
+                judge, told = (own[later], aims[later]) if what.kind == "on" else (own_finals[later], aim_finals[later])
+                if what.kind == "on" and replay.mask is not None:
+                    allowed = twin.mask[what.row, env, agent]
+                worth = head.worth((judge if c.double else told).detach()[None])[0]
+                choices = [k for k in range(3) if allowed[k]] or [0]
+                ahead = told[max(choices, key=lambda k: float(worth[k]))].detach()
+            lost, off = one_loss(c, head, own[t][twin.action[now, env, agent]], ahead, what.reward, what.discount)
+            total = total + scale * lost
+            errors.append(float(off.detach()))
+        priorities.append(0.9 * max(errors) + 0.1 * sum(errors) / len(errors) if errors else 0.0)
+    return total / (len(place) * c.sequence), priorities, seen
+
+
+def one_loss(c: QConfig, head, own: torch.Tensor, ahead: torch.Tensor, reward: float, discount: float):
+    """Loss and error of the numbers of one choice, in float64 where it matters."""
+    if c.atoms > 1:
+        given = (torch.tensor([float(x)]) for x in (reward, discount))
+        aim = losses.categorical_projection(ahead.softmax(-1)[None], *given, head.support)
+        lost = losses.cross_entropy(own[None], aim)[0]
+        return lost, lost
+    if c.quantiles:
+        lost = losses.quantile_loss(own[None], (reward + discount * ahead)[None])[0]
+        return lost, lost
+    worth = float(ahead[0])
+    if c.rescale:  # as in the paper: the inverse, the target, and back
+        eps = 1e-3
+        root = (math.sqrt(1 + 4 * eps * (abs(worth) + 1 + eps)) - 1) / (2 * eps)
+        worth = math.copysign(root**2 - 1, worth)
+    aim = reward + discount * worth
+    if c.rescale:
+        aim = math.copysign(math.sqrt(abs(aim) + 1) - 1, aim) + 1e-3 * aim
+    error = own[0] - aim
+    return losses.huber(error, c.huber), error.abs()
+
+
+KINDS = {
+    "plain": {},
+    "no burn-in": dict(core="gru", burn_in=0, n_step=2),
+    "r2d2": dict(double=True, dueling=True, prioritised=True, rescale=True, n_step=3, masked=True, leaves=True),
+    "two layers, stacked": dict(core="gru", layers=2, stack=3, double=True, n_step=4, prioritised=True, masked=True),
+    "rescaled": dict(rescale=True, huber=None, leaves=True),
+    "atoms": dict(atoms=7, v_min=-2.0, v_max=2.0, double=True, leaves=True, masked=True),
+    "quantiles": dict(quantiles=5, layers=2, dueling=True, n_step=2),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loss_along_sequences_equals_that_of_a_slow_twin(kind):
+    """Loss, gradient and priorities; the networks go from row to row, sequence by sequence."""
+    learner, twin = make(**KINDS[kind])
+    prioritised = learner.config.prioritised
+    if prioritised:  # priorities of all sizes
+        places = torch.arange(learner.replay.tree.leaves.numel())
+        learner.replay.update_priorities(places, torch.rand(len(places)) * 3)
+    learner.set_progress(0.3)
+    sample = copy.deepcopy(learner._drawn())
+    found = learner._losses(sample)
+    gradient = learner.optimiser.gradient(found["loss"])
+    place, weight = sample.place.tolist(), [1.0] * SEQUENCES
+    if prioritised:
+        leaf = learner.replay.tree.leaves[sample.place].double()
+        weight = ((leaf / leaf.min()) ** -(0.4 + 0.6 * 0.3)).tolist()
+    elif twin.rollout.alive is not None:  # drawn evenly, some sequences have nobody in them
+        weight = sample.weight.tolist()
+    loss, priorities, seen = twin_loss(learner, twin, place, weight)
+    torch.testing.assert_close(found["loss"].detach(), loss.detach(), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(found["error"].detach(), torch.tensor(priorities), rtol=1e-4, atol=1e-5)
+    expected = learner.optimiser.joined(list(torch.autograd.grad(loss, learner.optimiser.parameters)))
+    torch.testing.assert_close(gradient, expected, rtol=1e-3, atol=1e-6)
+    assert min(seen.over, seen.cut, seen.on) > 0
+    if twin.rollout.alive is not None:
+        assert min(seen.left, seen.absent) > 0
+    if prioritised:
+        learner.replay.update_priorities(sample.place, found["error"].detach())
+        raised = (torch.tensor(priorities) + 1e-6) ** learner.config.priority_alpha
+        for number, value in dict(zip(place, raised.tolist(), strict=True)).items():
+            assert float(learner.replay.tree.leaves[number]) == pytest.approx(value, rel=1e-3)
+
+
+def test_the_burn_in_has_no_gradient_but_is_felt():
+    """Other observations before the rows that are learnt change the loss; the gradient does not reach back there."""
+    learner, _ = make()
+    sample = learner._drawn()
+    sample.terminated.zero_()
+    sample.truncated.zero_()
+    sample.seen = sample.seen.clone().requires_grad_()
+    before = learner._losses(sample)["loss"]
+    (reached,) = torch.autograd.grad(before, sample.seen)
+    assert not reached[:BURN_IN].any()
+    assert reached[BURN_IN : BURN_IN + LENGTH].flatten(1).any(1).all()
+    assert not reached[BURN_IN + LENGTH :].any()
+    with torch.no_grad():
+        sample.seen[:BURN_IN].neg_()
+    assert learner._losses(sample)["loss"] != before
+    sample.state.neg_()  # long ago, but not forgotten
+    assert learner._losses(sample)["loss"] != before
+
+
+def test_rows_that_do_not_count_teach_nothing():
+    """What those who have left saw, and rows whose final observation is gone."""
+    gradients = []
+    for spoil in (0.0, 3.0):
+        learner, _ = make(leaves=True, prioritised=True)
+        sample = learner._drawn()
+        sample.counts[:, 0] = False
+        learnt = slice(BURN_IN, BURN_IN + LENGTH)
+        sample.n_step_reward[learnt] += spoil * ~sample.counts[learnt]
+        found = learner._losses(sample)
+        assert float(found["error"][0]) == 0.0
+        gradients.append(learner.optimiser.gradient(found["loss"]))
+    assert torch.equal(*gradients)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(double=True, dueling=True, prioritised=True, rescale=True, n_step=3, tau=0.05),
+        dict(atoms=21, noisy=True, dueling=True, prioritised=True),
+        dict(quantiles=9, double=True),
+    ],
+    ids=["plain numbers", "atoms", "quantiles"],
+)
+def test_all_options_learn_a_reward_that_ends_all(settings):
+    """All episodes end at once and pay 1, whatever the several choices: in the end each of them is worth that."""
+    group = Group("g", Box(2), MultiDiscrete((2, 3)), AGENTS)
+    config = QConfig(
+        burn_in=0, sequence=STEPS, batch_size=32 * STEPS, replay_size=360, lr=1e-2, anneal="linear", **settings
+    )
+    torch.manual_seed(0)
+    policy = QPolicy(group, mlp_torso((8,), "tanh"), False, core_maker("lstm", 8), **config.head())
+    rollout = allocate([group], STEPS, ENVS, STEPS, torch.device("cpu"), policy.state_size, explores=True)
+    learner = QLearner(policy, rollout, config, 0)
+    for _ in range(15):
+        rollout.observation.normal_()
+        rollout.reward.fill_(1.0)
+        rollout.terminated.fill_(True)
+        rollout.action.copy_(torch.stack([torch.randint(n, rollout.action.shape[:3]) for n in (2, 3)], -1))
+        learner.store()
+    for i in range(150):
+        learner.set_progress(i / 150)
+        learner.update()
+    policy.quieten()
+    numbers, _ = policy.sequence(rollout.observation[:-1].flatten(1, 2), torch.zeros(8, 16), torch.ones(3, 8).bool())
+    q = policy.head.worth(numbers)
+    q = losses.unscaled(q) if config.rescale else q
+    torch.testing.assert_close(q, torch.ones_like(q), atol=0.3, rtol=0)
+    assert int(learner.optimiser.bad_steps) == 0
+
+
+def test_acting_is_stepping_along_the_sequence():
+    """What `sequence` tells of every row is what `step` told when acting, and so are the states."""
+    learner, _ = make(core="gru", layers=2, dueling=True)
+    policy = learner.policy
+    torch.manual_seed(1)
+    seen, ended, state = torch.randn(7, 4, 2), torch.rand(7, 4) < 0.3, torch.randn(4, policy.state_size)
+    with torch.no_grad():
+        numbers, states = policy.sequence(seen, state, ended)
+        last = policy.after(seen, state, ended)
+        for t in range(7):
+            q, value, state = policy.step(seen[t], state)
+            torch.testing.assert_close(q, policy.head.worth(numbers[t]))
+            torch.testing.assert_close(state, states[t])
+            assert not value.any()
+            state = state.masked_fill(ended[t].unsqueeze(-1), 0.0)
+        torch.testing.assert_close(last, state)
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps", "told"),
+    [
+        (dict(burn_in=40, sequence=80), 32, "use --burn-in 32 --sequence 64"),
+        (dict(burn_in=3, sequence=4), 16, "use --burn-in 0 --sequence 16"),
+        (dict(batch_size=200), 32, "use --batch-size 192"),
+        (dict(batch_size=20), 32, "use --batch-size 64"),
+        (dict(replay_size=3000), 32, "sequences of 96 rows"),
+    ],
+)
+def test_sequences_that_do_not_fit_are_refused(settings, steps, told):
+    config = QConfig(**settings)
+    with pytest.raises(ShoalError, match=told):
+        config.check_rollout(steps, 64, core=True)
+    if "replay_size" not in settings:
+        config.check_rollout(steps, 64, core=False)
+
+
+def test_the_advice_is_good():
+    QConfig(burn_in=32, sequence=64).check_rollout(32, 64, core=True)
+    QConfig(burn_in=0, sequence=16).check_rollout(16, 64, core=True)
+    QConfig(batch_size=192).check_rollout(32, 64, core=True)
+
+
+@pytest.mark.parametrize("settings", [dict(atoms=51), dict(quantiles=10)])
+def test_distributions_are_not_rescaled(settings):
+    with pytest.raises(ShoalError, match="--rescale is for Q-values that are plain numbers"):
+        QConfig(rescale=True, **settings)
+
+
+def test_r2d2_needs_a_core():
+    group = Group("g", Box(2), Discrete(3))
+    R2D2Config().check_group(group, core=True)
+    with pytest.raises(ShoalError, match="needs a core; use --core lstm or gru"):
+        R2D2Config().check_group(group, core=False)

@@ -1,0 +1,348 @@
+"""Several processes train what one would: the same experience, the same parameters, one folder; deaths and resumes."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.multiprocessing as multiprocessing
+
+import shoal
+from shoal.errors import ShoalError
+from shoal.run.checkpoint import load_checkpoint
+from shoal.run.config import make_job
+from shoal.run.folder import RunFolder
+from shoal.run.processes import Processes, find_place, first_host, joined
+from shoal.run.trainer import Trainer
+
+ENVS, ROLLOUT = 16, 8
+STEPS = ENVS * ROLLOUT
+SMALL = dict(num_envs=ENVS, rollout=ROLLOUT, eval_episodes=2, quiet=True, device="cpu", log_every=0.0, hidden=(16, 16))
+
+# --- two processes that are kept for all tests ------------------------------------------------------------------
+
+
+def _serve(rank: int, port: int, tasks, answers) -> None:
+    """A process that does what it is told, together with the other one."""
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2")
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+    with joined(make_job("cartpole", **SMALL)) as (_, processes):
+        while (task := tasks.get()) is not None:
+            function, given = task
+            try:
+                answers.put((rank, function(processes, *given)))
+            except Exception as error:
+                answers.put((rank, error))
+
+
+class Pair:
+    """Two processes that run the same function."""
+
+    def __init__(self):
+        context = multiprocessing.get_context("spawn")
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = free.getsockname()[1]
+        self.tasks, self.answers = [context.Queue() for _ in range(2)], context.Queue()
+        self.made = [context.Process(target=_serve, args=(r, port, self.tasks[r], self.answers)) for r in range(2)]
+        for process in self.made:
+            process.start()
+
+    def run(self, function, *given) -> list:
+        """What both return, in order."""
+        for tasks in self.tasks:
+            tasks.put((function, given))
+        found = dict(self.answers.get(timeout=60) for _ in range(2))
+        for answer in found.values():
+            if isinstance(answer, Exception):
+                raise answer
+        return [found[0], found[1]]
+
+    def close(self) -> None:
+        for tasks in self.tasks:
+            tasks.put(None)
+        for process in self.made:
+            process.join(10)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    made = Pair()
+    yield made
+    made.close()
+
+
+def plain(state) -> dict:
+    """A state that can be sent to another process."""
+    return {name: tensor.detach().cpu().numpy().copy() for name, tensor in state.items()}
+
+
+def trained(processes: Processes, world: str, settings: dict, iterations: int, start: tuple | None = None) -> tuple:
+    """The whole state after some iterations, the parameters here, and metrics; `start` is (state, iteration)."""
+    trainer = Trainer(make_job(world, **settings), processes)
+    if start is not None:
+        whole = {name: torch.from_numpy(array) for name, array in start[0].items()}
+        state = processes.scatter(whole, trainer.state_dict(), trainer.env_axes())
+        trainer.load_state_dict(state, start[1])
+    for _ in range(iterations):
+        trainer.iterate()
+    metrics = trainer.read_metrics()
+    state = processes.gather(trainer.state_dict(), trainer.env_axes())
+    own = [
+        optimiser.flat.numpy().copy() for made in trainer.learners.values() for optimiser in made.optimisers.values()
+    ]
+    trainer.world.close()
+    return plain(state), own, metrics
+
+
+def assert_close(one: dict, other: dict, tolerance: float = 2e-5) -> None:
+    """Two states are the same but for rounding."""
+    assert one.keys() == other.keys()
+    for name, array in one.items():
+        a, b = torch.as_tensor(array), torch.as_tensor(other[name])
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, msg=lambda m, name=name: f"{name}: {m}")
+
+
+NORMALISED = dict(normalise_observation=True, normalise_reward=True)
+Q = dict(batch_size=32, replay_size=2048, learning_starts=256, replay_ratio=2.0, target_period=5)
+
+CASES = {
+    "a2c": ("pendulum", dict(SMALL, algo="a2c", **NORMALISED)),
+    "a2c, agents that leave": ("tag-grid", dict(SMALL, algo="a2c", world_config=dict(max_steps=20))),
+    "ppo": ("cartpole", dict(SMALL, minibatches=1, epochs=3, target_kl=0.5, **NORMALISED)),
+    "ppo, agents that leave, in passes": ("tag-grid", dict(SMALL, minibatches=1, epochs=2, pass_size=37)),
+    "ppo, a core": ("cartpole", dict(SMALL, minibatches=1, epochs=2, core="gru", core_size=8)),
+    "dqn": ("cartpole", dict(SMALL, algo="dqn", n_step=2, epsilon_spread=3.0, normalise_observation=True, **Q)),
+    "dqn, agents that leave": ("tag-grid", dict(SMALL, algo="dqn", **{**Q, "replay_size": 20_000})),
+    "sac": (
+        "pendulum",
+        dict(SMALL, algo="sac", batch_size=32, replay_size=2048, learning_starts=256, replay_ratio=2.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_learn_what_one_does(pair, case):
+    world, settings = CASES[case]
+    settings = dict(settings, total_steps=20 * STEPS)
+    one, _, alone = trained(Processes(), world, settings, 6)
+    (two, first, told), (_, second, _) = pair.run(trained, world, settings, 6)
+    assert all((a == b).all() for a, b in zip(first, second, strict=True)), "the processes have drifted apart"
+    assert_close(one, two)
+    for name, value in alone.items():
+        assert told[name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
+
+
+@pytest.mark.parametrize("case", ["ppo", "dqn", "rainbow"])
+def test_a_state_can_be_shared_out_and_joined_at_will(pair, case):
+    """From one process to two and back, against one that has never stopped. By priority each process draws its own."""
+    if case == "rainbow":
+        world, settings = "cartpole", dict(SMALL, algo="rainbow", atoms=11, **Q)
+    else:
+        world, settings = CASES[case]
+    settings = dict(settings, total_steps=20 * STEPS, anneal="none")
+    before = trained(Processes(), world, settings, 4)[0]
+    between = pair.run(trained, world, settings, 3, (before, 4))[0][0]
+    after = trained(Processes(), world, settings, 2, (between, 7))[0]
+    whole = trained(Processes(), world, settings, 9)[0]
+    assert after.keys() == whole.keys()
+    assert all(after[name].shape == whole[name].shape for name in whole)
+    if case != "rainbow":
+        assert_close(after, whole)
+
+
+def shuffled(processes: Processes) -> list:
+    trainer = Trainer(make_job("cartpole", **SMALL, minibatches=4, total_steps=STEPS), processes)
+    trainer.iterate()
+    return trainer.learners["cart"].order.tolist()
+
+
+def test_each_process_shuffles_its_own_samples(pair):
+    orders = pair.run(shuffled)
+    assert orders[0] != orders[1]
+    assert all(sorted(order) == list(range(STEPS // 2)) for order in orders)
+
+
+def spoilt(processes: Processes) -> str:
+    """A number of the second process is bad."""
+    trainer = Trainer(make_job("cartpole", **SMALL, total_steps=4 * STEPS), processes)
+    trainer.collect()
+    if processes.rank == 1:
+        trainer.collector.rollouts["cart"].reward[3, 2] = torch.nan
+    trainer.learn()
+    with pytest.raises(ShoalError) as problem:
+        trainer.check_finite()
+    return str(problem.value)
+
+
+def test_all_processes_blame_the_same_env(pair):
+    messages = pair.run(spoilt)
+    assert messages[0] == messages[1]
+    assert "Env 10, agent 0" in messages[0]
+    assert "reward that is not finite" in messages[0]
+
+
+# --- where a process stands -------------------------------------------------------------------------------------
+
+
+def test_place_in_a_slurm_job(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert find_place() is None
+    told = dict(PROCID=5, STEP_NUM_TASKS=8, LOCALID=1, STEP_TASKS_PER_NODE="4(x2)", JOB_ID=77, STEP_ID=0)
+    for name, value in told.items():
+        monkeypatch.setenv(f"SLURM_{name}", str(value))
+    place = find_place()
+    assert place is not None
+    assert (place.rank, place.size, place.local_rank, place.local_size) == (5, 8, 1, 4)
+    assert place.launch == "slurm:77.0"
+    assert [first_host(x) for x in ("gpu[003-006,9],x1", "a1,b2", "node7")] == ["gpu003", "a1", "node7"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "answer"),
+    [
+        (dict(processes=3), "multiple of 3"),
+        (dict(processes=0), "processes must be at least 1"),
+        (dict(processes=2, num_envs=2, rollout=3, minibatches=2), "Each of 2 processes has 3 samples"),
+        (dict(processes=2, algo="dqn", batch_size=33), "batch-size that is a multiple of 2"),
+        (dict(gpus=2), "torch sees 0 GPU"),
+        (dict(processes=2, num_envs="auto"), "single process"),
+    ],
+)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="speaks of a machine without a GPU")
+def test_what_cannot_be_shared_out_is_refused(settings, answer):
+    with pytest.raises(ShoalError, match=answer):
+        make_job("cartpole", **{**SMALL, **settings})
+
+
+# --- whole runs ---------------------------------------------------------------------------------------------------
+
+RUN = dict(SMALL, minibatches=1, epochs=2, anneal="none", checkpoint_every=2 * STEPS)
+
+
+def flags(settings: dict) -> list[str]:
+    found = []
+    for name, value in settings.items():
+        flag = f"--{name.replace('_', '-')}"
+        found += [flag] if value is True else [flag, *map(str, value if isinstance(value, tuple) else (value,))]
+    return found
+
+
+def start(path: Path, **settings) -> subprocess.Popen:
+    command = [sys.executable, "-m", "shoal", "train", "cartpole", "--run-dir", str(path)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [*command, *flags({**RUN, "processes": 2, **settings})], stderr=subprocess.PIPE, text=True, env=env
+    )
+
+
+def last(path: Path) -> dict:
+    return load_checkpoint(RunFolder(path).pick("last"), "cpu").state
+
+
+def until(condition, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def workers_of(launcher: int) -> list[int]:
+    """The processes that a launcher has started, by rank."""
+    found = {}
+    for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
+        settings = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        for entry in settings:
+            if entry.startswith(b"RANK="):
+                found[int(entry[5:])] = int(child)
+    return [found[rank] for rank in sorted(found)]
+
+
+def test_a_run_whose_process_was_killed_ends_like_any_other(pair, tmp_path, capsys):
+    path = tmp_path / "killed"
+    launcher = start(path, total_steps=40 * STEPS)
+    until(lambda: RunFolder(path).holds_checkpoints)
+    victim = workers_of(launcher.pid)[1]
+    os.kill(victim, signal.SIGKILL)
+    told = launcher.communicate(timeout=60)[1]
+    assert launcher.returncode == 0, told
+    assert "Traceback" not in told
+    ours = plain(last(path))
+    theirs = pair.run(trained, "cartpole", dict(RUN, total_steps=40 * STEPS), 40)[0][0]
+    assert not [name for name in theirs if not (ours[name] == theirs[name]).all()]
+    # One folder, as a single process would have written it.
+    rows = RunFolder(path).metrics()
+    assert len({json.dumps(row) for row in rows}) == len(rows)
+    logged = [row["steps"] for row in rows if "time/fps" in row]
+    assert logged == sorted(set(logged))
+    assert logged[-1] == 40 * STEPS
+    from shoal.cli import main
+
+    assert main(["eval", str(path), "--episodes", "3", "--device", "cpu"]) == 0
+    assert "episodes 3" in capsys.readouterr().out
+
+
+def test_a_run_goes_on_with_another_number_of_processes(tmp_path):
+    shoal.train("cartpole", **RUN, total_steps=4 * STEPS, run_dir=tmp_path / "cut")
+    shutil.copytree(tmp_path / "cut", tmp_path / "copy", symlinks=True)
+    alone = shoal.resume(tmp_path / "copy", total_steps=8 * STEPS)
+    both = shoal.resume(tmp_path / "cut", total_steps=8 * STEPS, processes=2)
+    assert_close(last(alone.path), last(both.path))
+    assert json.loads((both.path / "config.json").read_text())["train"]["processes"] == 2
+    with pytest.raises(ShoalError, match="is finished"):
+        shoal.resume(tmp_path / "cut")
+    again = shoal.resume(tmp_path / "cut", total_steps=10 * STEPS, processes=1)
+    shoal.resume(tmp_path / "copy", total_steps=10 * STEPS)
+    assert_close(last(alone.path), last(again.path))
+
+
+def test_ctrl_c_ends_all_processes_and_saves(tmp_path):
+    path = tmp_path / "stopped"
+    launcher = start(path, total_steps=4000 * STEPS)
+    until(lambda: RunFolder(path).holds_checkpoints)
+    workers = workers_of(launcher.pid)
+    launcher.send_signal(signal.SIGINT)
+    told = launcher.communicate(timeout=60)[1]
+    assert launcher.returncode == 130
+    assert told.count("shoal resume") == 1
+    assert "Traceback" not in told
+    saved = load_checkpoint(RunFolder(path).pick("last"), "cpu")
+    assert saved.steps == RunFolder(path).metrics()[-1]["steps"]
+    assert not [worker for worker in workers if Path(f"/proc/{worker}").exists()]
+
+
+BROKEN = """
+import os
+
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        self.layer = nn.Linear(shape[0], 8)
+        self.seen = 0
+
+    def forward(self, x):
+        self.seen += torch.is_grad_enabled()
+        return self.layer(x) * (torch.nan if self.seen > 3 and os.environ["RANK"] == "1" else 1.0)
+"""
+
+
+def test_an_error_in_one_process_is_told_once_and_nobody_starts_again(tmp_path):
+    (tmp_path / "broken.py").write_text(BROKEN)
+    launcher = start(tmp_path / "run", total_steps=10 * STEPS, policy=f"{tmp_path / 'broken.py'}:Net")
+    told = launcher.communicate(timeout=60)[1]
+    assert launcher.returncode == 2
+    assert told.count("A gradient of cart was not finite") == 1
+    assert "Traceback" not in told
