@@ -2,14 +2,18 @@
 
     python bench/peers.py                 everything, about three minutes on two cores
     python bench/peers.py --only stepping
+    python bench/peers.py --only dqn      Q-learning: rates, and env steps until the score is 475; six minutes more
     python bench/peers.py --out bench/results/peers_2_cores.jsonl
 
 Timings vary from run to run; peers take turns in short slices and the medians are compared. End to end, both sides use
-the same network (two tanh layers of 64, separate for policy and value), 4 epochs and the same mini-batch size.
+the same network (two tanh layers of 64, separate for policy and value), 4 epochs and the same mini-batch size. In
+Q-learning both draw 8 samples from the replay for each env step; Stable-Baselines3's other settings are those tuned for
+it in RL Baselines3 Zoo, Shoal's are its own for this world.
 """
 
 import argparse
 import json
+import math
 import statistics
 import time
 from pathlib import Path
@@ -18,10 +22,19 @@ import numpy as np
 
 from shoal.run import bench
 from shoal.run.config import make_job
+from shoal.run.evaluate import evaluate
 from shoal.run.trainer import Trainer
 from shoal.worlds import world_class
 
 SLICES = 7
+DRAWN = 8
+"""Samples that Q-learners draw for each env step."""
+
+SOLVED = 475
+CHECKED = 2_560
+"""Env steps between two evaluations."""
+
+MOST_STEPS = 200 * 1_024
 STEPS = 64
 """Steps that Shoal's threads take between two meetings."""
 
@@ -136,24 +149,108 @@ def training(seconds):
     return rows
 
 
+def stable_baselines_dqn(seed):
+    """A model with the settings of RL Baselines3 Zoo, but for the network and the number of samples drawn."""
+    import torch
+    from stable_baselines3 import DQN
+
+    return DQN(
+        "MlpPolicy",
+        "CartPole-v1",
+        learning_rate=2.3e-3,
+        batch_size=64,
+        buffer_size=100_000,
+        learning_starts=1_000,
+        gamma=0.99,
+        target_update_interval=10,
+        train_freq=256,
+        gradient_steps=256 * DRAWN // 64,
+        exploration_fraction=0.16,
+        exploration_final_eps=0.04,
+        policy_kwargs=dict(net_arch=[64, 64], activation_fn=torch.nn.Tanh),
+        seed=seed,
+        device="cpu",
+    )
+
+
+def shoal_dqn(seed, steps=MOST_STEPS):
+    settings = dict(hidden=(64, 64), activation="tanh", replay_ratio=float(DRAWN), total_steps=steps, seed=seed)
+    return Trainer(make_job("cartpole", algo="dqn", device="cpu", **settings))
+
+
+def solved_after(seed, peer):
+    """Env steps until 20 episodes, played without exploring at every `CHECKED` steps, have a mean of 475."""
+    from stable_baselines3.common.callbacks import BaseCallback
+
+    game = make_job("cartpole", device="cpu", num_envs=20)
+    if peer == "shoal":
+        trainer = shoal_dqn(seed)
+        for _ in range(MOST_STEPS // CHECKED):
+            goal = trainer.steps + CHECKED
+            while trainer.steps < goal:
+                trainer.iterate()
+            if evaluate(game, trainer.policies, 20).mean >= SOLVED:
+                return trainer.steps
+        return None
+
+    from stable_baselines3.common.evaluation import evaluate_policy
+
+    found = []
+
+    class Check(BaseCallback):
+        def _on_step(self):
+            if self.num_timesteps % CHECKED == 0:
+                mean, _ = evaluate_policy(self.model, self.model.get_env(), 20, warn=False)
+                found.extend([self.num_timesteps] if mean >= SOLVED else [])
+            return not found
+
+    stable_baselines_dqn(seed).learn(MOST_STEPS, Check())
+    return found[0] if found else None
+
+
+def q_learning(seconds):
+    model = stable_baselines_dqn(0)
+    model.learn(4_096)
+    trainer = shoal_dqn(0, 10**9)
+    while trainer.steps < 20_000:
+        trainer.iterate()
+    contestants = {
+        "stable-baselines3 DQN": ((lambda: model.learn(1_024, reset_num_timesteps=False)), 1_024),
+        "shoal DQN": (trainer.iterate, trainer.job.train.steps_per_iteration),
+    }
+    rates = take_turns(contestants, seconds)
+    rows = [dict(bench="dqn", peer=name, steps_per_second=round(rate)) for name, rate in rates.items()]
+    ratio = rates["shoal DQN"] / rates["stable-baselines3 DQN"]
+    rows.append(dict(bench="dqn", ratio="shoal / stable-baselines3", value=round(ratio, 1)))
+    medians = {}
+    for peer in ("stable-baselines3", "shoal"):
+        after = [solved_after(seed, peer) for seed in (1, 2, 3)]
+        medians[peer] = statistics.median(steps or math.inf for steps in after)
+        rows.append(dict(bench="dqn", solved=peer, env_steps=after))
+    ratio = medians["shoal"] / medians["stable-baselines3"]
+    rows.append(dict(bench="dqn", ratio="env steps to 475, shoal / stable-baselines3", value=round(ratio, 2)))
+    return rows
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=["stepping", "training"])
+    parser.add_argument("--only", choices=["stepping", "training", "dqn"])
     parser.add_argument("--seconds", type=float, default=1.0, help="length of one slice")
     parser.add_argument("--out", type=Path, help="also write the JSON lines to this file")
     options = parser.parse_args()
     rows = []
-    if options.only != "training":
-        rows += stepping(options.seconds)
-    if options.only != "stepping":
-        rows += training(options.seconds * 2)
+    for name, measure in dict(stepping=stepping, training=training, dqn=q_learning).items():
+        if options.only in (None, name):
+            rows += measure(options.seconds if name == "stepping" else options.seconds * 2)
     where = bench.machine(world_class("cartpole")(1, "cpu").device)
     rows = [{**row, **where} for row in rows]
     for row in rows:
         print(json.dumps(row))
     print()
     for row in rows:
-        if "peer" in row:
+        if "solved" in row:
+            print(f"{row['bench']:9} {row['solved']:36} {row['env_steps']} env steps to {SOLVED}")
+        elif "peer" in row:
             print(f"{row['bench']:9} {row['peer']:36} {row['steps_per_second']:>14,} env steps/s")
         else:
             print(f"{row['bench']:9} {row['ratio']:36} {row['value']:>14} times")

@@ -32,7 +32,10 @@ class Reducer:
     def pooled(
         self, count: torch.Tensor, mean: torch.Tensor, var: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Count, mean and variance of what all processes have, from those of this one."""
+        """Counts, means and variances of what all processes have, from those of this one.
+
+        There may be one count for all means.
+        """
         return count, mean, var
 
     def __deepcopy__(self, memo: Any) -> "Reducer":
@@ -73,13 +76,17 @@ class GroupReducer(Reducer):
         self, count: torch.Tensor, mean: torch.Tensor, var: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """With the share s_i = n_i / sum n of each: m = sum s_i m_i,  v = sum s_i (v_i + (m_i - m)^2)."""
-        own = torch.cat([count.double().view(1), mean.double().flatten(), var.double().flatten()])
+        own = torch.cat([part.double().flatten() for part in (count, mean, var)])
         each = torch.zeros(self.size, own.numel(), dtype=torch.float64, device=own.device)
         each[self.rank] = own
         self.add(each)  # all but one process have zeros in a row: so everybody gets all rows
-        counts, means, vars = each.split([1, mean.numel(), var.numel()], dim=1)
-        total = counts.sum()
+        counts, means, vars = each.split([count.numel(), mean.numel(), var.numel()], dim=1)
+        total = counts.sum(dim=0)
         share = counts / total.clamp(min=1.0)
         whole = (share * means).sum(dim=0)
         spread = (share * (vars + (means - whole).square())).sum(dim=0)
-        return total.to(count.dtype), whole.to(mean.dtype).view_as(mean), spread.to(var.dtype).view_as(var)
+        return (
+            total.to(count.dtype).view_as(count),
+            whole.to(mean.dtype).view_as(mean),
+            spread.to(var.dtype).view_as(var),
+        )

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+ATARI_Q = dict(rollout=4, lr=2.5e-4, batch_size=512, replay_ratio=8.0, n_step=3, adam_eps=1e-4, learning_starts=50_000)
+"""What DQN and Rainbow share on Atari: batches of 512, as in "Accelerated Methods", for as many samples as usual."""
+
 ATARI: dict[str, dict[str, Any]] = {
     "common": dict(
         total_steps=10_000_000,
@@ -19,21 +22,42 @@ ATARI: dict[str, dict[str, Any]] = {
     "gpu": dict(num_envs=64, world=dict(schedule="alternating")),
     "ppo": dict(epochs=4, minibatches=8, clip=0.2),
     "a2c": dict(rollout=8, lr=7e-4),
+    "appo": dict(epochs=2, minibatches=4),
+    "impala": dict(rollout=16),
+    "dqn": dict(ATARI_Q, double=True, target_period=1_000, epsilon_end=0.01, epsilon_share=0.1),
+    "rainbow": dict(ATARI_Q, target_period=1_000),
+    "r2d2": dict(lr=2.5e-4, rollout=40, batch_size=1280, replay_ratio=4.0, adam_eps=1e-4, learning_starts=50_000),
+    **{f"{algo}_cpu": dict(replay_size=200_000) for algo in ("dqn", "rainbow", "r2d2")},
+    **{f"{algo}_gpu": dict(replay_size=1_000_000) for algo in ("dqn", "rainbow", "r2d2")},
 }
+
+Q: dict[str, dict[str, Any]] = {
+    "dqn": dict(rollout=4, lr=1e-3, anneal="linear", n_step=3, double=True),
+    "rainbow": dict(rollout=4, lr=5e-4, anneal="linear"),
+    "r2d2": dict(rollout=20, burn_in=20, sequence=40, batch_size=640, lr=5e-4),
+    "ddpg": dict(rollout=4, hidden=(256, 256), activation="relu"),
+}
+"""Learners with a replay, on envs that show vectors."""
 
 VECTOR: dict[str, dict[str, Any]] = {
     "common": dict(total_steps=1_000_000, num_envs=32, rollout=128, eval_episodes=32),
     "ppo": dict(lr=1e-3, epochs=4, minibatches=8),
+    **Q,
 }
 
 CARTPOLE: dict[str, dict[str, Any]] = {
     "common": dict(total_steps=300_000, num_envs=32, rollout=64, eval_episodes=100),
     "ppo": dict(lr=2.5e-3, gamma=0.98, lam=0.8, epochs=8, minibatches=4),
+    **Q,
+    "dqn": dict(
+        Q["dqn"], total_steps=100_000, normalise_observation=True, huber=None, target_period=25, learning_starts=5_000
+    ),
 }
 
 LUNAR_LANDER: dict[str, dict[str, Any]] = {
     "common": dict(total_steps=1_500_000, num_envs=32, rollout=128, hidden=(64, 64), eval_episodes=64),
     "ppo": dict(lr=1.5e-3, gamma=0.999, lam=0.98, entropy=0.01, epochs=6, minibatches=8),
+    **Q,
 }
 
 MUJOCO: dict[str, dict[str, Any]] = {
@@ -47,6 +71,7 @@ MUJOCO: dict[str, dict[str, Any]] = {
         eval_episodes=16,
     ),
     "ppo": dict(normalise_reward=True, lr=1e-3, epochs=10, minibatches=16),
+    "ddpg": dict(rollout=2, lr=1e-3, hidden=(256, 256), activation="relu", learning_starts=10_000, replay_ratio=32.0),
 }
 
 BY_NAME = {

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from shoal.learn.a2c import A2C, A2CConfig, IMPALAConfig
+from shoal.learn.a2c import A2C, A2CConfig, A3CConfig, IMPALAConfig
 from shoal.learn.continuous_q import ContinuousQ, DDPGConfig, SACConfig, TD3Config
 from shoal.learn.learner import Learner, LearnerConfig
 from shoal.learn.off_policy import OffPolicy, OffPolicyConfig
@@ -13,6 +13,7 @@ from shoal.learn.rollout import Rollout
 
 LEARNERS: dict[str, tuple[type[LearnerConfig], Callable[..., Learner]]] = {
     "a2c": (A2CConfig, A2C),
+    "a3c": (A3CConfig, A2C),
     "appo": (APPOConfig, PPO),
     "ddpg": (DDPGConfig, ContinuousQ),
     "dqn": (QConfig, QLearner),
@@ -30,6 +31,7 @@ __all__ = [
     "LEARNERS",
     "PPO",
     "A2CConfig",
+    "A3CConfig",
     "APPOConfig",
     "ContinuousQ",
     "DDPGConfig",

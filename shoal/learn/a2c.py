@@ -8,7 +8,9 @@ from typing import Any, ClassVar
 
 import torch
 
+from shoal.errors import ShoalError
 from shoal.learn import losses
+from shoal.learn.learner import require
 from shoal.learn.policy_gradient import PolicyGradient, PolicyGradientConfig
 
 
@@ -29,7 +31,33 @@ class IMPALAConfig(A2CConfig):
     vtrace: bool = True
     """Correct advantages and targets by V-trace for what the policy has learnt since it acted."""
 
+    like: ClassVar[str] = "a2c"
     run: ClassVar[dict[str, Any]] = dict(asynchronous=True)
+
+
+@dataclass(frozen=True)
+class A3CConfig(A2CConfig):
+    """Settings of A3C: A2C by several actor-learners that share parameters and wait for nobody."""
+
+    actors: int = 4
+    """Actor-learners, each with its share of the envs."""
+
+    like: ClassVar[str] = "a2c"
+
+    def __post_init__(self):
+        super().__post_init__()
+        require("actors", self.actors, self.actors >= 1, "at least 1")
+
+    def check_rollout(self, steps: int, lanes: int, core: bool) -> None:
+        if lanes % self.actors:
+            raise ShoalError(
+                f"{lanes} envs x agents cannot be shared out evenly to {self.actors} actors; change --num-envs or "
+                "--actors."
+            )
+
+    def check_processes(self, steps: int, lanes: int, core: bool, processes: int) -> None:
+        if processes > 1:
+            raise ShoalError("A3C's actors share the memory of one process; use --actors, not --processes or --gpus.")
 
 
 class A2C(PolicyGradient):
@@ -48,4 +76,4 @@ class A2C(PolicyGradient):
         )
 
     def _learn(self) -> None:
-        self._descend(*self._gradient(None), torch.ones((), device=self.device))
+        self._descend(*self._gradient(None, *self._totals([None])), torch.ones((), device=self.device))

@@ -91,6 +91,8 @@ class TD3Config(DDPGConfig):
     target_noise: float = 0.2
     """Spread of the noise that targets add to the actor's choice, in halves of the actions' range."""
 
+    like: ClassVar[str] = "ddpg"
+
 
 @dataclass(frozen=True)
 class SACConfig(DDPGConfig):
@@ -100,6 +102,8 @@ class SACConfig(DDPGConfig):
     """Networks that tell what actions are worth; where several do, the lowest counts."""
     stochastic: bool = True
     """Let the actor draw its actions from a distribution and pay it for entropy."""
+
+    like: ClassVar[str] = "ddpg"
 
 
 class ContinuousQ(OffPolicy):

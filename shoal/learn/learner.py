@@ -53,6 +53,8 @@ class LearnerConfig:
 
     network: ClassVar[tuple[str, ...]] = ()
     """Names of the settings that the policy's network depends on."""
+    like: ClassVar[str] = ""
+    """Name of the learner whose tuned settings are this one's too, where a world has none for it."""
     run: ClassVar[dict[str, Any]] = {}
     """Settings of a run that go with this learner, unless the world or the user says something else."""
 

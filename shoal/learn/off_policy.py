@@ -34,6 +34,8 @@ class OffPolicyConfig(LearnerConfig):
     """How the learning rate falls over the rest of the run."""
     replay_size: int = 1_000_000
     """Transitions that are remembered, those of all envs and agents together."""
+    replay_memory: float | None = None
+    """Memory of the GPU for the replay [GiB]; if it takes more, observations are in the host's (none: no limit)."""
     batch_size: int = 256
     """Transitions that an update learns from."""
     replay_ratio: float = 8.0
@@ -53,6 +55,7 @@ class OffPolicyConfig(LearnerConfig):
         super().__post_init__()
         for name in ("replay_size", "batch_size", "n_step"):
             require(name.replace("_", "-"), getattr(self, name), getattr(self, name) >= 1, "at least 1")
+        require("replay-memory", self.replay_memory, (self.replay_memory or 0.0) >= 0, "at least 0")
         require("learning-starts", self.learning_starts, self.learning_starts >= 0, "at least 0")
         for name in ("priority_alpha", "priority_beta"):
             require(name.replace("_", "-"), getattr(self, name), 0 <= getattr(self, name) <= 1, "between 0 and 1")
@@ -139,6 +142,7 @@ class OffPolicy(Learner):
             alpha=config.priority_alpha,
             seed=seed,
             sequences=rows,
+            device_bytes=None if config.replay_memory is None else int(config.replay_memory * 2**30),
         )
         self.beta = torch.ones((), device=self.device)
         self._made = -self.start
@@ -171,8 +175,7 @@ class OffPolicy(Learner):
         drawn = "by priority" if self.config.prioritised else "evenly"
         return (
             f"{super().remark()}; a replay of {self.replay.reward.numel() * self.reducer.size:,} transitions, drawn "
-            f"{drawn}, each "
-            f"{self.config.replay_ratio:g} times"
+            f"{drawn}, each {self.config.replay_ratio:g} times{self.replay.remark()}"
         )
 
     def read_metrics(self) -> dict[str, float]:

@@ -3,6 +3,7 @@
 A batch whose activations would not fit is worked through in passes of equal size; gradients add up over them.
 """
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -253,19 +254,19 @@ class PolicyGradient(Learner):
         self._batch.value[rows] = value
         ratio[rows] = torch.exp(log_prob - batch.log_prob)
 
-    def _gradient(self, pick: torch.Tensor | None) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """The losses over the samples or sequences `pick` (None: all) and the gradient of found["loss"]."""
+    def _gradient(
+        self, pick: torch.Tensor | None, whole: Totals | None
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """The losses over the samples or sequences `pick` (None: all) and the gradient of found["loss"].
+
+        `whole` is what `_totals` tells of them.
+        """
         if pick is None and self.policy.core is not None:
             pick = torch.arange(self.units, device=self.device)
         passes = self._passes(self.units if pick is None else pick.shape[0], self._each)
-        if len(passes) == 1 and self.reducer.size == 1:
+        if whole is None:
             found = self._losses(self._batch, pick, None)
             return found, self.optimiser.gradient(found["loss"])
-        with torch.no_grad():
-            samples, mean, spread = self.reducer.pooled(
-                *self._whole_of(self._batch.advantage, self._counts, self._rows(pick))
-            )
-            whole = Totals(samples / self.reducer.size, mean, losses.scale_of(spread))
 
         def one(rows: slice) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
             batch = self._batch.part(rows) if pick is None else self._batch
@@ -279,6 +280,17 @@ class PolicyGradient(Learner):
             for name, value in found.items():
                 total[name] = total.get(name, 0.0) + value.detach()
         return total, gradient
+
+    @torch.no_grad()
+    def _totals(self, picks: Sequence[torch.Tensor | None]) -> Sequence[Totals | None]:
+        """What is to be known beforehand of each mini-batch; None where one pass of one process sees all of it."""
+        size = self.units if picks[0] is None else picks[0].shape[0]
+        if self.reducer.size == 1 and len(self._passes(size, self._each)) == 1:
+            return [None] * len(picks)
+        each = [self._whole_of(self._batch.advantage, self._counts, self._rows(pick)) for pick in picks]
+        samples, mean, spread = self.reducer.pooled(*(torch.stack(parts) for parts in zip(*each, strict=True)))
+        found = samples / self.reducer.size, mean, losses.scale_of(spread)
+        return [Totals(*parts) for parts in zip(*found, strict=True)]
 
     def _whole_eager(
         self, advantage: torch.Tensor, counts: torch.Tensor | None, pick: torch.Tensor | None

@@ -72,6 +72,7 @@ class APPOConfig(PPOConfig):
     vtrace: bool = True
     """Correct advantages and targets by V-trace for what the policy has learnt since it acted."""
 
+    like: ClassVar[str] = "ppo"
     run: ClassVar[dict[str, Any]] = dict(asynchronous=True)
 
 
@@ -113,8 +114,9 @@ class PPO(PolicyGradient):
         size = self.order.shape[0] // self.config.minibatches
         for shuffle in self._shuffles:
             shuffle()
-            for pick in self.order.split(size):
-                found, gradient = self._gradient(pick)
+            picks = self.order.split(size)
+            for pick, whole in zip(picks, self._totals(picks), strict=True):
+                found, gradient = self._gradient(pick, whole)
                 if self.config.target_kl is not None:
                     # A flag on the device instead of a branch: the steps that follow change nothing.
                     # One that is not a number goes on to the check of the gradient, which notices it.

@@ -7,6 +7,7 @@ import torch
 import warp as wp
 
 from shoal.core.launch import Plan, init_warp
+from shoal.core.mapped import mapped
 from shoal.errors import ShoalError
 from shoal.learn.frames import add_gather, add_keep, as_words, word_bytes
 from shoal.learn.ring import Ring, draw_by_priority, draw_uniform, lay_out, look, look_along, number_finals, set_leaves
@@ -93,7 +94,7 @@ class Sequences:
 class Replay:
     """A ring of the last steps of one policy's envs and agents, allocated once.
 
-    All of it is in the device's memory, nothing in the host's: observations (each frame once, `frames` [R, N, A,
+    All of it is in the device's memory, or observations in the host's: those (each frame once, `frames` [R, N, A,
     *shape], in their own type), actions, rewards, flags, masks, and the final observations of truncated episodes
     (`finals` [K, N, A, *seen]). A row's next observation is the next row of the ring, so the newest `n_step` rows wait
     for their future; and the oldest `stack - 1` rows have lost their history. Neither are drawn.
@@ -114,15 +115,16 @@ class Replay:
         eps: float = 1e-6,
         seed: int = 0,
         sequences: int = 0,
-        time_limit: int | None = None,
+        device_bytes: int | None = None,
     ):
         """`steps` is rounded up to whole rollouts. `sequences` > 0 are the rows of those to be drawn, burn-in included.
 
-        A `time_limit` tells how many final observations there can be; otherwise a share of the rows is kept.
+        The rollout's time limit tells how many final observations there can be; otherwise a share of the rows is kept.
+        Beyond `device_bytes` in all, observations are in the host's memory, and the GPU reads them from there.
         """
         init_warp()
         self.rollout, self.n_step, self.gamma, self.seed = rollout, n_step, gamma, seed & 0x7FFFFFFF
-        self.sequences, self.time_limit = sequences, time_limit
+        self.sequences, self.time_limit = sequences, rollout.time_limit
         each, (envs, agents) = rollout.steps, rollout.reward.shape[1:]
         self.device = rollout.reward.device
         blocks = -(-steps // each)
@@ -137,7 +139,13 @@ class Replay:
         def ring_of(rows: torch.Tensor | None) -> torch.Tensor | None:
             return None if rows is None else zeros(self.steps, *rows.shape[1:], dtype=rows.dtype)
 
-        self.frames = zeros(self.steps, *rollout.observation.shape[1:], dtype=rollout.observation.dtype)
+        needed = self.steps * Replay.bytes_per_step(rollout, prioritised, sequences > 0)
+        self.on_host = device_bytes is not None and needed > device_bytes and self.device.type == "cuda"
+        """Whether observations are in the host's memory, page-locked."""
+        seen = mapped if self.on_host else torch.zeros
+        self.frames = seen(
+            (self.steps, *rollout.observation.shape[1:]), dtype=rollout.observation.dtype, device=self.device
+        )
         self.age, self.alive, self.acting = ring_of(rollout.age), ring_of(rollout.alive), ring_of(rollout.acting)
         self.action = zeros(self.steps, *rollout.action.shape[1:], dtype=rollout.action.dtype)
         self.mask = ring_of(rollout.action_mask)
@@ -146,8 +154,8 @@ class Replay:
         self.serial = torch.full((self.steps, envs), -1, dtype=torch.int32, device=self.device)
         """int32 [R, N]: number of the final observation of the episode truncated here, among all of its env; or -1."""
         final = rollout.final_observation
-        room = _final_room(final.shape[0], self.steps, each, time_limit)
-        self.finals = zeros(room, *final.shape[1:], dtype=final.dtype)
+        room = _final_room(final.shape[0], self.steps, each, self.time_limit)
+        self.finals = seen((room, *final.shape[1:]), dtype=final.dtype, device=self.device)
         self.final_alive = None if rollout.final_alive is None else zeros(room, envs, agents, dtype=torch.bool)
         self.final_count = zeros(envs, dtype=torch.int32)
         """int32 [N]: final observations that each env has brought so far. Number i is in slot i % K."""
@@ -365,6 +373,10 @@ class Replay:
 
     # --- size and state ---------------------------------------------------------------------------------------------
 
+    def remark(self) -> str:
+        """Where it is, in words, if not where one would think."""
+        return ", observations in the host's memory" if self.on_host else ""
+
     @staticmethod
     def bytes_per_step(rollout: Rollout, prioritised: bool = False, sequences: bool = False) -> int:
         """Memory for one step of all envs; of final observations a share. Works on torch's meta device.
@@ -381,6 +393,8 @@ class Replay:
             found += rollout.state[0].nbytes // stride
         final = rollout.final_observation
         share = min(final.shape[0] / rollout.steps, 1 / FINAL_SHARE)
+        if rollout.time_limit is not None:
+            share = 1 / rollout.time_limit
         return found + round(share * final[0].nbytes)
 
     @property
@@ -444,7 +458,8 @@ class _SequenceDraw:
 
         stack, seen, span = replay.rollout.stack, replay.finals.shape[3:], replay.sequences
         rows = span + replay.n_step
-        finals = _finals_within(rows, replay.rollout, replay.time_limit)
+        limit = replay.time_limit
+        finals = min(rows, FINALS_PER_SEQUENCE) if limit is None else -(-rows // limit)
         self.place, self.priority = zeros(batch, dtype=torch.int64), zeros(batch)
         self.counted = zeros(batch, dtype=torch.bool)
         self.at, self.final_index = zeros(rows, batch, dtype=torch.int64), zeros(rows, batch, dtype=torch.int32)
@@ -472,15 +487,6 @@ def _blocks(rows: torch.Tensor, each: int) -> torch.Tensor:
     """Rows as blocks of `each`, [blocks, words]: a copy is fastest with wide words."""
     blocks = rows.unflatten(0, (-1, each))
     return as_words(blocks, 1, word_bytes(rows[0]))
-
-
-def _finals_within(rows: int, rollout: Rollout, time_limit: int | None) -> int:
-    """Final observations that come with a sequence of so many rows: all there can be, or without a limit a few."""
-    if time_limit is not None:
-        return -(-rows // time_limit)
-    slots = rollout.final_observation.shape[0]
-    known = slots < rollout.steps  # a rollout has room for as many as its world's limit allows
-    return min(rows, -(-rows * slots // rollout.steps) if known else FINALS_PER_SEQUENCE)
 
 
 def _final_room(slots: int, rows: int, each: int, time_limit: int | None) -> int:

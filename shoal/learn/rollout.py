@@ -54,6 +54,8 @@ class Rollout:
     """[1]: how many updates the policy that acted had seen."""
     valued: bool = False
     """Whether the first T rows of `value` come with the actions."""
+    time_limit: int | None = None
+    """Steps after which episodes are truncated, and not before (None: there are other rules)."""
     reducer: Reducer = ALONE
     """The processes that fill rollouts like this one, each with envs of its own, and learn from all of them."""
 

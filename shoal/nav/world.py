@@ -181,6 +181,31 @@ class NavWorld(KernelWorld):
             core_layers=2,
             world=dict(resident=32, swap=3),
         ),
+        r2d2=dict(
+            gamma=0.97,
+            clip_norm=10.0,
+            tau=0.01,
+            priority_alpha=0.6,
+            epsilon=1.0,  # a new policy stops at once: first some long walks
+            epsilon_spread=3.0,
+        ),
+        r2d2_cpu=dict(
+            total_steps=600_000,
+            policy="mlp",  # many small steps: convolutions would take six times as long
+            hidden=(256, 128),
+            activation="relu",
+            normalise_observation=True,
+            rollout=10,
+            burn_in=10,
+            sequence=20,
+            batch_size=640,
+            replay_ratio=4.0,
+            replay_size=200_000,
+            learning_starts=10_000,
+            anneal="linear",
+            lr_end=0.1,
+            core="gru",
+        ),
     )
 
     @staticmethod

@@ -234,6 +234,11 @@ class AsyncTrainer(Trainer):
 
     # --- between updates --------------------------------------------------------------------------------------------
 
+    def load_state_dict(self, state: dict[str, torch.Tensor], iteration: int) -> None:
+        super().load_state_dict(state, iteration)
+        for name, learner in self.learners.items():
+            learner.rollout.version.copy_(self.collector.rollouts[name].version)
+
     def read_metrics(self) -> dict[str, float]:
         found = super().read_metrics()
         lags, now = self._lags or [0], time.monotonic()

@@ -41,7 +41,7 @@ def save_checkpoint(folder: Path, state: dict[str, torch.Tensor], iteration: int
     try:
         temporary.mkdir()
         # Copies: safetensors refuses tensors that share memory, and the flat parameters are all views of one vector.
-        tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in state.items()}
+        tensors = {name: _on_host(tensor.detach()) for name, tensor in state.items()}
         try:
             save_file(tensors, temporary / TENSORS)
         except SafetensorError as error:  # how it reports a full disk
@@ -62,6 +62,11 @@ def save_checkpoint(folder: Path, state: dict[str, torch.Tensor], iteration: int
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return final
+
+
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in the host's memory: what comes from a GPU is one already."""
+    return tensor.cpu().contiguous() if tensor.is_cuda else tensor.clone(memory_format=torch.contiguous_format)
 
 
 def check_checkpoint(path: Path) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from shoal.policy import Policy
 if TYPE_CHECKING:
     from shoal.policy.fused import FusedActor
 
+
 def action_noise(
     world: World,
     actors: dict[str, tuple[Policy, int]],
@@ -162,6 +163,7 @@ class Collector:
         self._fused = self._fuse() if compiled and bf16 and device.type == "cuda" else {}
         for name, policy in policies.items():
             self.rollouts[name].valued = policy.shared
+            self.rollouts[name].time_limit = world.time_limit
 
     @property
     def nbytes(self) -> int:

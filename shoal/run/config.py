@@ -79,7 +79,7 @@ COMPILE_FROM_STEPS = 20_000_000
 class TrainConfig:
     """Settings of a training run. Each world ships tuned ones for CPU and for GPU."""
 
-    algo: Literal["ppo", "a2c", "appo", "impala", "dqn", "rainbow", "r2d2", "ddpg", "td3", "sac"] = "ppo"
+    algo: Literal["ppo", "a2c", "a3c", "appo", "impala", "dqn", "rainbow", "r2d2", "ddpg", "td3", "sac"] = "ppo"
     """Learner."""
     seed: int = 1
     """Seed of everything: the same seed, device and versions give the same numbers."""
@@ -267,8 +267,8 @@ class Job:
         return json.dumps(parts, indent=2, default=str) + "\n"
 
 
-def pick_device(name: str) -> str:
-    """The device that `--device` means, or one sentence why there is none."""
+def pick_device(name: str, flag: str = "--device") -> str:
+    """The device that a flag means, or one sentence why there is none."""
     import torch
 
     if name == "auto":
@@ -281,9 +281,9 @@ def pick_device(name: str) -> str:
         raise unknown("device", name, ["auto", "cpu", "cuda"])
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise ShoalError(f"--device {name}: torch sees no usable GPU here; use --device cpu or update the driver.")
+            raise ShoalError(f"{flag} {name}: torch sees no usable GPU here; use {flag} cpu or update the driver.")
         if device.index is not None and device.index >= torch.cuda.device_count():
-            raise ShoalError(f"--device {name}: this machine has {torch.cuda.device_count()} GPU(s), counted from 0.")
+            raise ShoalError(f"{flag} {name}: this machine has {torch.cuda.device_count()} GPU(s), counted from 0.")
     return name
 
 
@@ -291,16 +291,19 @@ def tuned(world: Any, algo: str, device: str) -> tuple[dict[str, Any], dict[str,
     """The tuned settings that a world ships, split into the run's, the learner's and the world's own (`world`).
 
     Sections, each over the one before: common, the kind of device (cpu, gpu), the learner (ppo), both (ppo_cpu). What
-    a learner needs of every run goes over the first two, which are not about it.
+    a learner needs of every run goes over the first two, which are not about it; and one that is like another has that
+    one's settings before its own.
     """
     from shoal.learn import LEARNERS
 
     kind = "gpu" if device.startswith("cuda") else "cpu"
     found: dict[str, Any] = {}
-    for section in ("common", kind, LEARNERS[algo][0].run, algo, f"{algo}_{kind}"):
+    learner = LEARNERS[algo][0]
+    own = [section for name in (learner.like, algo) if name for section in (name, f"{name}_{kind}")]
+    for section in ("common", kind, learner.run, *own):
         found.update(world.settings.get(section, {}) if isinstance(section, str) else section)
     run_names = {f.name for f in fields(TrainConfig)}
-    learn_names = {f.name for f in fields(LEARNERS[algo][0])}
+    learn_names = {f.name for f in fields(learner)}
     run = {k: v for k, v in found.items() if k in run_names}
     learn = {k: v for k, v in found.items() if k in learn_names}
     return run, learn, found.get("world", {})
@@ -457,6 +460,8 @@ def _settled(job: Job, device: str) -> Job:
     gpu = device.startswith("cuda")
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     compile_it = gpu or (compiler is not None and config.total_steps >= COMPILE_FROM_STEPS)
+    if config.learn_device is not None:
+        pick_device(config.learn_device, "--learn-device")
     settled = replace(
         config,
         device=device,

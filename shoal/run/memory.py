@@ -92,6 +92,7 @@ def estimate(job: Job, free: int | None = None) -> Estimate:
         memory = allocate(
             inside, steps, COUNTED, kept, torch.device("meta"), policy.state_size, explores=policy.explores
         )
+        memory.time_limit = world.time_limit
         rollout += memory.nbytes // COUNTED + steps * agents * 4 * policy.head.noise_width
         # How episodes end, before it is put in its place; how many places are taken; actions as the world wants them.
         rollout += (memory.observation[-1].nbytes + (0 if memory.alive is None else memory.alive[-1].nbytes)) // COUNTED

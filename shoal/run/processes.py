@@ -154,6 +154,12 @@ class Told(ShoalError):
         self.exit_code = exit_code
 
 
+class Lost(ShoalError):
+    """Another process has died."""
+
+    exit_code = 1
+
+
 class Processes:
     """The processes of a run, as one of them sees them. Alone, there is nobody to ask.
 
@@ -292,18 +298,24 @@ def joined(job: Job) -> Iterator[tuple[Job, Processes]]:
         return
     ours = not dist.is_initialized()
     with _own_cores(place):
-        device, alone = _own_device(job.train.device, place)
+        device = _own_device(job.train.device, place)
         if ours:
             place.export()
             store = _meeting_place(place)
             dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.size, timeout=MEETING)
         talk = dist.new_group(backend="gloo", timeout=PATIENCE)
-        flag = torch.tensor(int(alone))
-        dist.all_reduce(flag, dist.ReduceOp.MIN, talk)
+        cards: list[Any] = [None] * place.size
+        dist.all_gather_object(cards, _card(device), talk)
         # Where each has a GPU of its own NCCL sums, and graphs can record it; processes that share one go by the host.
-        group = dist.new_group(backend="nccl") if int(flag) else talk
-        reducer = GroupReducer(group, place.rank, place.size, not int(flag))
-        yield replace(job, train=replace(job.train, device=device)), Processes(reducer, talk)
+        apart = None not in cards and len(set(cards)) == place.size
+        group = dist.new_group(backend="nccl") if apart else talk
+        reducer = GroupReducer(group, place.rank, place.size, not apart)
+        try:
+            yield replace(job, train=replace(job.train, device=device)), Processes(reducer, talk)
+        except RuntimeError as error:
+            if _is_lost(error):
+                raise Lost(f"Process {place.rank} of {place.size} has lost another one.") from error
+            raise
         # Graphs that hold sums of NCCL go first. After an error the process ends, and everything with it.
         gc.collect()
         dist.barrier(talk)
@@ -311,20 +323,21 @@ def joined(job: Job) -> Iterator[tuple[Job, Processes]]:
             dist.destroy_process_group()
 
 
-def _meeting_place(place: Place) -> dist.Store:
+def _meeting_place(place: Place) -> Any:
     """The store through which processes find one another, under a name that is new for every start.
 
     torchrun's store outlives its processes: without such a name, those that it starts again would look for the dead.
     """
+    stores: Any = dist
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     serves = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
-    store = dist.TCPStore(host, port, place.size, serves, MEETING)
+    store = stores.TCPStore(host, port, place.size, serves, MEETING)
     if place.rank:
         own = uuid.uuid4().hex
         store.set(f"shoal/asks/{place.rank}", own)
         name = store.get(f"shoal/answer/{own}").decode()
         store.set(f"shoal/here/{name}/{place.rank}", "")
-        return dist.PrefixStore(name, store)
+        return stores.PrefixStore(name, store)
     name, missing = uuid.uuid4().hex, set(range(1, place.size))
     end = time.monotonic() + MEETING.total_seconds()
     while missing:
@@ -336,17 +349,23 @@ def _meeting_place(place: Place) -> dist.Store:
         if time.monotonic() > end:
             raise Told(f"{len(missing)} of {place.size} processes have not come: {sorted(missing)}.", 1)
         time.sleep(0.02)
-    return dist.PrefixStore(name, store)
+    return stores.PrefixStore(name, store)
 
 
-def _own_device(device: str, place: Place) -> tuple[str, bool]:
-    """This process's device, and whether it has it for itself."""
-    if device != "cuda":
-        return device, False
-    count = torch.cuda.device_count()
-    index = place.local_rank % count
-    torch.cuda.set_device(index)
-    return f"cuda:{index}", place.local_size <= count
+def _own_device(device: str, place: Place) -> str:
+    """This process's device: of the GPUs that it sees, those of a machine take one each in turn."""
+    if device == "cuda":
+        device = f"cuda:{place.local_rank % torch.cuda.device_count()}"
+    if device.startswith("cuda"):
+        torch.cuda.set_device(device)
+    return device
+
+
+def _card(device: str) -> str | None:
+    """What tells a GPU from all others; None for CPUs."""
+    if not device.startswith("cuda"):
+        return None
+    return f"{socket.gethostname()} {getattr(torch.cuda.get_device_properties(device), 'uuid', device)}"
 
 
 @contextlib.contextmanager
@@ -383,7 +402,7 @@ def launch(path: Path, count: int) -> Outcome | None:
 
     None: they have reached the end of training.
     """
-    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -398,6 +417,7 @@ def launch(path: Path, count: int) -> Outcome | None:
             rdzv_endpoint="localhost:0",
             max_restarts=RESTARTS,
             monitor_interval=0.1,
+            logs_specs=DefaultLogsSpecs(log_dir=box),
         )
         if hasattr(config, "shutdown_timeout"):
             config.shutdown_timeout = ENDING
@@ -456,19 +476,17 @@ def work(path: str, outcome: str) -> int:
         continue_run(path)
     except Told:
         return 0
+    except Lost as error:
+        if file.exists():
+            return 0
+        print(f"shoal: {error}", file=sys.stderr)
+        return error.exit_code
     except (ShoalError, Stopped) as end:
         if follows():  # the leader may have more to say
             _until(file.exists, 3.0)
         _note(file, Outcome(end.exit_code, str(end)))
     except KeyboardInterrupt:
         _note(file, Outcome(130, "stopped before the work began; nothing was saved."))
-    except RuntimeError as error:
-        if file.exists():
-            return 0
-        if not _is_lost(error):
-            raise
-        print(f"shoal: process {os.environ['RANK']} has lost another one.", file=sys.stderr)
-        return 1
     return 0
 
 

@@ -14,6 +14,7 @@ import torch
 from shoal.core.settings import read_setting
 from shoal.core.world import World
 from shoal.errors import ShoalError, unknown
+from shoal.learn import A3CConfig
 from shoal.policy import Policy
 from shoal.run.asynchronous import AsyncTrainer
 from shoal.run.build import by_group, make_policies, make_world
@@ -26,6 +27,7 @@ from shoal.run.memory import estimate, out_of_memory
 from shoal.run.metrics import MetricsWriter
 from shoal.run.processes import Processes, Told, find_place, joined, launch, settled
 from shoal.run.progress import Progress
+from shoal.run.shared import SharedTrainer
 from shoal.run.trainer import BadNumbers, Trainer, part_of
 
 CHECKPOINTS_PER_RUN = 5
@@ -175,6 +177,7 @@ def _in_folder(job: Job, open_folder: Callable[[], RunFolder], discard: bool = F
 
     With `discard`, a folder whose run cannot begin is taken back; if it `resumes`, there must be something left to do.
     """
+    asked = job
     with joined(job) as (job, processes):
         opened: list[RunFolder] = []
 
@@ -186,7 +189,7 @@ def _in_folder(job: Job, open_folder: Callable[[], RunFolder], discard: bool = F
         folder = opened[0] if opened else RunFolder(Path(path))
         try:
             try:
-                session = _Session(job, folder, processes, resumes)
+                session = _Session(job, folder, processes, asked if resumes else None)
             except BaseException:
                 if discard and processes.leads and not folder.holds_checkpoints:
                     folder.discard()
@@ -276,7 +279,14 @@ def _take_weights(policy: Policy, checkpoint: Checkpoint, name: str) -> None:
     policy.load_state_dict(saved)
 
 
-def _load_others(job: Job, trainer: Trainer) -> None:
+def make_trainer(job: Job, processes: Processes | None = None) -> Trainer | SharedTrainer:
+    """The trainer for a job: acting and learning in turns, at the same time, or by several at once."""
+    if isinstance(job.learn, A3CConfig):
+        return SharedTrainer(job, processes)
+    return (AsyncTrainer if job.train.asynchronous else Trainer)(job, processes)
+
+
+def _load_others(job: Job, trainer: Trainer | SharedTrainer) -> None:
     """Give the groups that `--load` names the best policy of another run."""
     for name, path in loads(job).items():
         other = load_job(path)
@@ -290,12 +300,13 @@ def _load_others(job: Job, trainer: Trainer) -> None:
 class _Session:
     """One process's work on one run."""
 
-    def __init__(self, job: Job, folder: RunFolder, processes: Processes, resumes: bool):
+    def __init__(self, job: Job, folder: RunFolder, processes: Processes, resumed: Job | None):
+        """`resumed` is the job to write down, as it was asked for, if this goes on with a run that was stopped."""
         self.job, self.folder, self.processes = job, folder, processes
         self.signal: int | None = None
         config = job.train
         loaded: list[Checkpoint] = []
-        begun, steps = processes.lead(lambda: self._load(loaded, resumes))
+        begun, steps = processes.lead(lambda: self._load(loaded, resumed))
         self.progress = Progress(config.total_steps, steps, config.quiet or not processes.leads)
         where = _device_name(config.device) + (f", {processes.size} processes" if processes.size > 1 else "")
         self.progress.say(f"{job.world} with {config.algo.upper()} on {where}, run {folder.path}")
@@ -305,7 +316,7 @@ class _Session:
         self.progress.say(("each process: " if processes.size > 1 else "") + str(estimate(self.share)))
         self.progress.say("compiling kernels (seconds the first time, cached afterwards)")
         try:
-            self.trainer = (AsyncTrainer if config.asynchronous else Trainer)(job, processes)
+            self.trainer = make_trainer(job, processes)
         except torch.cuda.OutOfMemoryError:
             raise out_of_memory(self.share) from None
         if not begun:
@@ -321,15 +332,15 @@ class _Session:
         self.stage: World | None = None
         """Where this run is evaluated, if it is kept."""
 
-    def _load(self, loaded: list[Checkpoint], resumes: bool) -> tuple[bool, int]:
+    def _load(self, loaded: list[Checkpoint], resumed: Job | None) -> tuple[bool, int]:
         """Read the newest good checkpoint, if there is any, and forget what was written after it."""
         folder, config = self.folder, self.job.train
-        if resumes or folder.holds_checkpoints:
+        if resumed is not None or folder.holds_checkpoints:
             loaded.append(load_latest(folder.checkpoints, config.device, Progress(1, quiet=True).warn))
         steps = loaded[0].steps if loaded else 0
-        if resumes:
+        if resumed is not None:
             _refuse_finished(folder, steps, config.total_steps)
-            write_whole(folder.path / "config.json", self.job.to_json())
+            write_whole(folder.path / "config.json", resumed.to_json())
         folder.trim(steps)
         return bool(loaded), steps
 
@@ -432,16 +443,15 @@ class _Session:
         self._logged_at, self._logged_steps = now, steps
 
     def _checkpoint(self, final: bool) -> None:
-        """Save, then evaluate. A failed save is tried twice, warned of, and only the final one is an error.
-
-        All processes hand in what they have, and the leader sees to the rest.
-        """
+        """Save and evaluate: all processes hand in what they have, and wait for the leader to see to the rest."""
         trainer = self.trainer
         trainer.check_finite()
         state = self.processes.gather(trainer.state_dict(), trainer.env_axes())
-        if not self.processes.leads:
-            return
-        path = None
+        self.processes.lead(lambda: self._keep(state, final))
+
+    def _keep(self, state: dict[str, torch.Tensor], final: bool) -> None:
+        """Save, then evaluate. A failed save is tried twice, warned of, and only the final one is an error."""
+        trainer, path = self.trainer, None
         for attempt in range(2):
             try:
                 path = self.folder.save(state, trainer.iteration, trainer.steps)

@@ -106,6 +106,7 @@ class CartPole(KernelWorld):
             epsilon_share=0.3,
         ),
         dqn_cpu=dict(total_steps=200_000, num_envs=64),
+        dqn_gpu=dict(lr=2e-3, batch_size=4096, learning_starts=100_000, replay_size=2_000_000),
         a2c_cpu=dict(total_steps=500_000, num_envs=32, rollout=16, lr=4e-3, normalise_advantage=False),
     )
 

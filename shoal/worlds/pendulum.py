@@ -38,14 +38,6 @@ def look(env: int, angle: wp.array[float], spin: wp.array[float], observation: w
     observation[env] = wp.vec3(cosine, sine, spin[env])
 
 
-CONTINUOUS_Q = dict(
-    common=dict(rollout=4, lr=1e-3, gamma=0.98, hidden=(128, 128), activation="relu"),
-    cpu=dict(total_steps=60_000, num_envs=16, learning_starts=2_000, replay_size=60_000, threads=1),
-    gpu=dict(total_steps=2_000_000, num_envs=1024, batch_size=4096, lr_scale="sqrt"),
-)
-"""What DDPG, TD3 and SAC learn well with."""
-
-
 class Pendulum(KernelWorld):
     """Swing a pendulum up and hold it there with a weak motor (Gymnasium's Pendulum-v1).
 
@@ -71,8 +63,9 @@ class Pendulum(KernelWorld):
         common=dict(rollout=64, lr=2e-3, gamma=0.95, epochs=10, minibatches=4, normalise_reward=True),
         cpu=dict(total_steps=600_000, num_envs=64),
         gpu=dict(total_steps=10_000_000, num_envs=1024),
-        **{algo: CONTINUOUS_Q["common"] for algo in ("ddpg", "td3", "sac")},
-        **{f"{algo}_{kind}": CONTINUOUS_Q[kind] for algo in ("ddpg", "td3", "sac") for kind in ("cpu", "gpu")},
+        ddpg=dict(rollout=4, lr=1e-3, gamma=0.98, hidden=(128, 128), activation="relu"),
+        ddpg_cpu=dict(total_steps=60_000, num_envs=16, learning_starts=2_000, replay_size=60_000, threads=1),
+        ddpg_gpu=dict(total_steps=2_000_000, num_envs=1024, batch_size=4096, lr_scale="sqrt"),
     )
 
     def picture(self, canvas, env):

@@ -31,9 +31,14 @@ def refill(rollout: Rollout, seed: int) -> None:
         rollout.age.copy_(torch.randint(0, rollout.stack, rollout.age.shape, generator=rng))
 
 
-def drawn(rollout: Rollout, graph: bool, prioritised: bool, sequences: int) -> list[torch.Tensor]:
+def drawn(
+    rollout: Rollout, graph: bool, prioritised: bool, sequences: int, device_bytes: int | None = None
+) -> list[torch.Tensor]:
     """All that several draws show, and the state that is left."""
-    replay = Replay(rollout, 64, 3, 0.9, prioritised=prioritised, seed=5, sequences=sequences)
+    replay = Replay(
+        rollout, 64, 3, 0.9, prioritised=prioritised, seed=5, sequences=sequences, device_bytes=device_bytes
+    )
+    assert replay.on_host == (device_bytes is not None)
     found, last = [], []
 
     def draw() -> None:
@@ -77,3 +82,10 @@ def test_cpu_and_gpu_draw_the_same(dtype, stack, sequences):
     """Uniformly: of priorities, powers may differ in their last bit, and so may a draw."""
     found = [drawn(make(device, dtype, stack), False, False, sequences) for device in ("cpu", "cuda")]
     compare(*found, exact=False)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize(("dtype", "stack"), [(torch.float32, 1), (torch.uint8, 3), (torch.bfloat16, 2)])
+def test_observations_in_the_host_s_memory_are_the_same(dtype, stack, graph):
+    found = [drawn(make("cuda", dtype, stack), graph, True, 0, limit) for limit in (None, 1000)]
+    compare(*found, exact=True)

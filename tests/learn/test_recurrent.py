@@ -219,7 +219,7 @@ def test_a_gradient_equals_that_of_a_slow_twin(world, kind, pass_size):
     learner._prepare()
     agents = rollout.reward.shape[2]
     pick = torch.tensor([4, 0, 3, 5], dtype=torch.int32)
-    found, gradient = learner._gradient(pick)
+    found, gradient = learner._gradient(pick, *learner._totals([pick]))
 
     cell = cell_of(policy.core)
     rows: list[list[torch.Tensor]] = []

@@ -296,7 +296,8 @@ def test_with_a_time_limit_all_final_observations_are_kept():
     twin = Twin(64, 4, 2, 1, 0, ends=(0.0, 0.0), slots=1)
     twin.truncated[4::5] = True
     twin.age[:] = (np.arange(65) % 5)[:, None]
-    replay = run_in(twin, Replay(twin.rollout, 32, 3, GAMMA, time_limit=5))
+    twin.rollout.time_limit = 5
+    replay = run_in(twin, Replay(twin.rollout, 32, 3, GAMMA))
     sample = replay.sample(300)
     check(twin, replay, sample)
     assert (sample.weight == 1).all()

@@ -346,3 +346,17 @@ def test_an_error_in_one_process_is_told_once_and_nobody_starts_again(tmp_path):
     assert launcher.returncode == 2
     assert told.count("A gradient of cart was not finite") == 1
     assert "Traceback" not in told
+
+
+@pytest.mark.slow
+def test_torchrun_starts_again_and_the_run_goes_on_in_its_folder(tmp_path):
+    """Without --run-dir: the folder's name holds the time, and is found again by the launch."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["--max-restarts", "2", "-m", "shoal", "train", "cartpole", *flags({**RUN, "total_steps": 400 * STEPS})]
+    launcher = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    until(lambda: any(tmp_path.glob("runs/*/checkpoints/step_*")))
+    os.kill(workers_of(launcher.pid)[1], signal.SIGKILL)
+    out, told = launcher.communicate(timeout=120)
+    assert launcher.returncode == 0, told
+    assert out.count("results:") == 1
+    assert len(list(tmp_path.glob("runs/*"))) == 1

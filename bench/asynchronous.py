@@ -1,0 +1,87 @@
+"""Acting and learning at the same time, beside taking turns, on envs that take long and not equally long.
+
+    python bench/asynchronous.py          about five minutes on two cores
+    python bench/asynchronous.py --out bench/results/asynchronous_2_cores.jsonl
+
+The env is Gymnasium's CartPole-v1 whose steps wait for 2 to 8 ms, 5 on average, as if for another program. All sides
+have the same envs, workers, network, epochs and mini-batches, train for as many steps, one after the other, and are
+scored by the same evaluation afterwards; rates are env steps over the time of the training alone.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+
+import shoal
+from shoal.run.build import by_group
+from shoal.run.config import make_job
+from shoal.run.evaluate import evaluate
+from shoal.run.train import make_trainer
+
+SLOW = Path(__file__).with_name("slow_cart_pole.py")
+
+SIDES = {
+    "lockstep": dict(algo="ppo", schedule="lockstep"),
+    "first-come": dict(algo="ppo", schedule="first-come"),
+    "asynchronous": dict(algo="appo", schedule="first-come"),
+}
+SETTINGS = dict(num_envs=16, rollout=128, lr=1e-3, epochs=10, minibatches=16, gamma=0.98, device="cpu", quiet=True)
+
+
+def train(side, steps, seed):
+    """Env steps/s of one training, and the score of what it has learnt."""
+    settings = dict(SIDES[side])
+    world = dict(schedule=settings.pop("schedule"), workers=SETTINGS["num_envs"])
+    job = make_job(f"{SLOW}:make", seed=seed, total_steps=steps, world_config=world, **SETTINGS, **settings)
+    trainer = make_trainer(job)
+    try:
+        trainer.iterate()  # the first one compiles
+        start, before = time.perf_counter(), trainer.steps
+        while not trainer.done:
+            trainer.iterate()
+        rate = (trainer.steps - before) / (time.perf_counter() - start)
+        with trainer.still():
+            fast = make_job("cartpole", device="cpu", num_envs=50)
+            score = evaluate(fast, {"cart": next(iter(by_group(job, trainer.players).values()))}, 100).mean
+    finally:
+        trainer.close()
+    return rate, score
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=float, default=80_000)
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    found = {side: [] for side in SIDES}
+    for seed in range(1, given.seeds + 1):
+        for side in SIDES:
+            rate, score = train(side, int(given.steps), seed)
+            found[side].append((rate, score))
+            print(f"{side}, seed {seed}: {rate:,.0f} env steps/s, score {score:.1f}", flush=True)
+    rows = [
+        dict(
+            bench="asynchronous",
+            side=side,
+            steps_per_second=round(statistics.median(rate for rate, _ in runs)),
+            scores=[round(score, 1) for _, score in runs],
+            shoal=shoal.__version__,
+        )
+        for side, runs in found.items()
+    ]
+    slow = rows[0]["steps_per_second"]
+    rows += [
+        dict(bench="asynchronous", ratio=f"{row['side']} / lockstep", value=round(row["steps_per_second"] / slow, 2))
+        for row in rows[1:]
+    ]
+    for row in rows:
+        print(json.dumps(row))
+    if given.out:
+        given.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+"""How throughput grows with the number of processes: predicted from figures of one, checked where two can be measured.
+
+    python bench/scaling.py             the tables of docs/distributed.md, for trainings on H200s
+    python bench/scaling.py --iteration 0.142 --steps 32768 --updates 8 --gradient 44e6      for one of yours
+    python bench/scaling.py --check     one and two gloo processes on this machine, and what was predicted
+    python bench/scaling.py --check --out bench/results/scaling_2_cores.jsonl
+
+An iteration of W processes, each with the same number of envs, takes
+
+    t(W) = compute + updates a(W, gradient) + others a(W, 0)
+    a(W, b) = 2 (W - 1) / W b / bandwidth + 2 ceil(log2 W) latency
+
+seconds: a sum over all goes round a ring, or up and down a tree where it is short. Throughput is W steps / t(W).
+"""
+
+import argparse
+import json
+import math
+import os
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing as multiprocessing
+
+from shoal.run.bench import machine, save
+from shoal.run.config import make_job
+from shoal.run.processes import Processes, joined
+from shoal.run.progress import si
+from shoal.run.trainer import Trainer
+
+COUNTS = (1, 2, 4, 8, 16, 32, 64)
+
+
+@dataclass(frozen=True)
+class Training:
+    """What one process does between two updates of the parameters by all."""
+
+    name: str
+    iteration: float
+    """Seconds of an iteration of one process alone."""
+    steps: int
+    """Env steps of it."""
+    updates: int
+    """Gradients that are averaged in it."""
+    gradient: float
+    """Bytes of each."""
+    others: int
+    """Other sums over all processes, of a few numbers each."""
+
+
+@dataclass(frozen=True)
+class Links:
+    """What processes are joined by."""
+
+    name: str
+    together: int
+    """Processes of one machine."""
+    inside: float
+    """Bytes per second between processes of a machine."""
+    between: float
+    """Bytes per second that leave a machine, and come, at a time."""
+    latency_inside: float
+    """Seconds from one process to the next."""
+    latency_between: float
+
+    def seconds(self, count: int, size: float) -> float:
+        """How long a sum of so many bytes over so many processes takes."""
+        if count == 1:
+            return 0.0
+        within = count <= self.together
+        bandwidth = self.inside if within else min(self.inside, self.between)
+        hops = 2 * math.ceil(math.log2(min(count, self.together))) * self.latency_inside
+        if not within:
+            hops += 2 * math.ceil(math.log2(count / self.together)) * self.latency_between
+        return 2 * (count - 1) / count * size / bandwidth + hops
+
+
+TRAININGS = [
+    Training("pointnav, PPO, 1,024 envs a GPU, 11 M parameters", 0.1422, 32_768, 8, 44e6, 6),
+    Training("tag-grid, PPO, 20,000 envs a GPU", 0.02237, 2_000_000, 8, 20e3, 6),
+    Training("tag-grid, A2C, 2,000 envs a GPU", 0.003085, 200_000, 1, 20e3, 4),
+]
+"""Seconds of iterations are those of bench/results, on one H200."""
+
+LINKS = [
+    Links("NVLink, 8 GPUs a machine, 8 x 400 Gb/s between machines", 8, 300e9, 300e9, 4e-6, 12e-6),
+    Links("NVLink, 8 GPUs a machine, 100 Gb/s between machines", 8, 300e9, 12e9, 4e-6, 25e-6),
+]
+"""Makers' figures, rounded down; nothing here was measured by us."""
+
+
+def predict(training: Training, links: Links, count: int) -> dict[str, Any]:
+    """One row of the table."""
+    communication = training.updates * links.seconds(count, training.gradient) + training.others * links.seconds(
+        count, 0
+    )
+    seconds = training.iteration + communication
+    return dict(
+        bench="scaling",
+        figure="predicted",
+        training=training.name,
+        links=links.name,
+        processes=count,
+        communication_ms=round(1e3 * communication, 3),
+        iteration_ms=round(1e3 * seconds, 3),
+        steps_per_second=round(count * training.steps / seconds),
+        efficiency=round(training.iteration / seconds, 3),
+    )
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """The table, for people."""
+    head = None
+    for row in rows:
+        if (row["training"], row["links"]) != head:
+            head = row["training"], row["links"]
+            print(f"\n{head[0]}; {head[1]}\n processes  communication     iteration   env steps/s  efficiency")
+        print(
+            f"{row['processes']:>10} {row['communication_ms']:>11.2f} ms {row['iteration_ms']:>10.2f} ms "
+            f"{si(row['steps_per_second']):>13} {100 * row['efficiency']:>9.0f} %"
+        )
+
+
+# --- what can be measured here ------------------------------------------------------------------------------------
+
+CHECKED = dict(algo="ppo", rollout=32, hidden=(64, 64), epochs=2, minibatches=2, device="cpu", threads=1, quiet=True)
+WORLD, ENVS, BLOCKS, ITERATIONS = "cartpole", 2048, 6, 8
+
+
+def iterations(processes: Processes) -> dict[str, float]:
+    """Seconds of an iteration, the best of some blocks, and how many sums over all it makes."""
+    job = make_job(WORLD, **CHECKED, num_envs=ENVS * processes.size, total_steps=10**9, eval_episodes=0)
+    trainer = Trainer(job, processes)
+    learner = next(iter(trainer.learners.values()))
+    sums: list[int] = []
+    reducer: Any = processes.reducer
+    if processes.size > 1:
+        plain = reducer._reduce
+
+        def counted(tensor: torch.Tensor, operation: Any) -> None:
+            sums.append(tensor.nbytes)
+            plain(tensor, operation)
+
+        reducer._reduce = counted
+    trainer.iterate()
+    sums.clear()
+    trainer.iterate()
+    made = list(sums)
+    best = math.inf
+    for _ in range(BLOCKS):
+        start = time.perf_counter()
+        for _ in range(ITERATIONS):
+            trainer.iterate()
+            processes.decide(0)
+        best = min(best, (time.perf_counter() - start) / ITERATIONS)
+    gradient = learner.optimiser.flat.nbytes
+    updates = sum(size >= gradient for size in made)
+    found = dict(seconds=best, gradient=float(gradient), updates=updates, others=len(made) - updates + 1)
+    if processes.size > 1:
+        found["large"] = _one_sum(reducer, gradient // 4)
+        found["small"] = _one_sum(reducer, 16)
+    return found
+
+
+def _one_sum(reducer: Any, numbers: int) -> float:
+    """Seconds of one sum over all, the best of some blocks."""
+    tensor, best = torch.zeros(numbers), math.inf
+    for _ in range(20):
+        start = time.perf_counter()
+        for _ in range(20):
+            reducer.add(tensor)
+        best = min(best, (time.perf_counter() - start) / 20)
+    return best
+
+
+def _work(rank: int, port: int, answers: Any) -> None:
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2")
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+    os.sched_setaffinity(0, [sorted(os.sched_getaffinity(0))[rank]])
+    torch.set_num_threads(1)
+    job = make_job(WORLD, **CHECKED, num_envs=2 * ENVS)
+    with joined(job) as (_, processes):
+        found = iterations(processes)
+        if rank == 0:
+            answers.put(found)
+
+
+def _alone(answers: Any) -> None:
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
+    torch.set_num_threads(1)
+    answers.put(iterations(Processes()))
+
+
+def _spawned(target: Any, given: list[tuple]) -> dict[str, float]:
+    context = multiprocessing.get_context("spawn")
+    answers = context.Queue()
+    made = [context.Process(target=target, args=(*each, answers)) for each in given]
+    for process in made:
+        process.start()
+    found = answers.get(timeout=600)
+    for process in made:
+        process.join()
+    return found
+
+
+def check() -> list[dict[str, Any]]:
+    """One process and two, each on a core of its own and with as many envs; what the formula says of the second."""
+    one = _spawned(_alone, [()])
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    two = _spawned(_work, [(0, port), (1, port)])
+    predicted = one["seconds"] + two["updates"] * two["large"] + two["others"] * two["small"]
+    common = dict(bench="scaling", world=WORLD, envs_per_process=ENVS, **machine(torch.device("cpu")))
+    steps = ENVS * CHECKED["rollout"]
+    rows = [
+        dict(
+            figure="measured", processes=1, iteration_ms=1e3 * one["seconds"], steps_per_second=steps / one["seconds"]
+        ),
+        dict(
+            figure="predicted",
+            processes=2,
+            iteration_ms=1e3 * predicted,
+            steps_per_second=2 * steps / predicted,
+            updates=two["updates"],
+            others=two["others"],
+            gradient_bytes=two["gradient"],
+            sum_of_a_gradient_us=1e6 * two["large"],
+            sum_of_few_numbers_us=1e6 * two["small"],
+        ),
+        dict(
+            figure="measured",
+            processes=2,
+            iteration_ms=1e3 * two["seconds"],
+            steps_per_second=2 * steps / two["seconds"],
+        ),
+    ]
+    return [{**row, **common} for row in rows]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="measure one and two processes here")
+    parser.add_argument("--iteration", type=float, help="seconds of an iteration of one process")
+    parser.add_argument("--steps", type=int, help="env steps of it")
+    parser.add_argument("--updates", type=int, default=1, help="gradients averaged in it (default: 1)")
+    parser.add_argument("--gradient", type=float, default=1e5, help="bytes of one (default: 1e5)")
+    parser.add_argument("--others", type=int, default=6, help="other sums over all processes in it (default: 6)")
+    parser.add_argument("--together", type=int, default=8, help="processes of a machine (default: 8)")
+    parser.add_argument("--inside", type=float, default=300e9, help="bytes/s within a machine (default: 300e9)")
+    parser.add_argument("--between", type=float, default=300e9, help="bytes/s between machines (default: 300e9)")
+    parser.add_argument(
+        "--latency", type=float, nargs=2, default=(4e-6, 12e-6), help="seconds per hop, within and between"
+    )
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    if options.check:
+        rows = check()
+        for row in rows:
+            print(json.dumps(row), flush=True)
+        said, was = rows[1]["iteration_ms"], rows[2]["iteration_ms"]
+        print(f"predicted {said:.1f} ms, measured {was:.1f} ms: {100 * (was / said - 1):+.0f} %")
+    else:
+        trainings, links = TRAININGS, LINKS
+        if options.iteration is not None:
+            o = options
+            trainings = [Training("yours", o.iteration, o.steps or 1, o.updates, o.gradient, o.others)]
+            links = [Links("as given", o.together, o.inside, o.between, *o.latency)]
+        rows = [predict(training, link, count) for training in trainings for link in links for count in COUNTS]
+        show(rows)
+    if options.out:
+        save(rows, options.out)
+
+
+if __name__ == "__main__":
+    main()

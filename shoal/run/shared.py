@@ -1,0 +1,228 @@
+"""A3C: several actor-learners, each with envs, a policy and a pace of its own, step down one set of parameters.
+
+Each is a whole `Trainer` in a thread, with its share of the envs. It learns from its rollout by the parameters it has
+had since its last step; then, one at a time, its gradient moves the shared ones, with the shared moments of Adam, and
+it goes on with what they are now (Mnih et al. 2016). Nobody waits for anybody else's rollout.
+"""
+
+import copy
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from shoal.learn.optim import OPTIMISERS, Adam
+from shoal.policy.normalise import RunningMoments
+from shoal.run.config import Job
+from shoal.run.processes import Processes
+from shoal.run.trainer import Trainer
+
+
+class SharedTrainer:
+    """Trainers that share parameters, as one trainer. An iteration is one rollout of as many as there are."""
+
+    def __init__(self, job: Job, processes: Processes | None = None):
+        self.job, self.processes = job, processes or Processes()
+        actors = job.learn.actors
+        alone = replace(job, learn=replace(job.learn, actors=1))
+        self.parts = [Trainer(alone, _share(i, actors)) for i in range(actors)]
+        first = self.parts[0]
+        self.world, self.collector, self.learners = first.world, first.collector, first.learners
+        self.policies = self.players = {name: copy.deepcopy(policy) for name, policy in first.policies.items()}
+        """With the shared parameters."""
+        self._turn = threading.Lock()
+        """Held while the shared parameters move."""
+        self.optimisers = {name: self._shared_optimiser(name) for name in self.learners}
+        for part in self.parts:
+            part.processes = Processes()
+            self._join(part)
+        self._at_work = [threading.Lock() for _ in self.parts]
+        """Held by those that are in the middle of an iteration."""
+        self._changed = threading.Condition()
+        self._done = self._begun = 0
+        """Iterations of all parts together."""
+        self._fault: BaseException | None = None
+        self._closing = False
+        self._threads: list[threading.Thread] = []
+        self._lags: list[int] = []
+        """Steps that others made between a part's last step and its next one."""
+        self._steps = 0
+
+    def _shared_optimiser(self, name: str) -> Adam:
+        config = self.learners[name].config
+        kind = OPTIMISERS[config.optimiser]
+        return kind(self.policies[name], config.adam_eps, config.clip_norm, False, weight_decay=config.decay)
+
+    def _join(self, part: Trainer) -> None:
+        """Let the steps of a part move what is shared, and its moments be everybody's."""
+        for name, policy in self.policies.items():
+            for own, shared in zip(part.policies[name].modules(), policy.modules(), strict=True):
+                if isinstance(own, RunningMoments) and isinstance(shared, RunningMoments):
+                    for buffer, tensor in shared.named_buffers():
+                        own.register_buffer(buffer, tensor)
+                    own.merge = _one_at_a_time(own.merge, self._turn)
+        for name, learner in part.learners.items():
+            learner.optimiser.step = _Step(self, self.optimisers[name], learner.optimiser)
+
+    # --- work: a thread for each part -------------------------------------------------------------------------------
+
+    def _work(self, index: int) -> None:
+        part = self.parts[index]
+        try:
+            while True:
+                with self._at_work[index]:
+                    with self._changed:
+                        if self._closing or self._begun >= self.job.train.iterations * len(self.parts):
+                            return
+                        self._begun += 1
+                        part.iteration = self._done // len(self.parts)
+                    part.iterate()
+                with self._changed:
+                    self._done += 1
+                    self._changed.notify_all()
+        except BaseException as error:
+            with self._changed:
+                self._fault = error
+                self._changed.notify_all()
+
+    def iterate(self) -> None:
+        """Wait until as many rollouts as there are parts have been made and learnt from."""
+        if not self._threads:
+            self._start()
+        goal = self._done + len(self.parts)
+        goal -= goal % len(self.parts)
+        with self._changed:
+            self._changed.wait_for(lambda: self._done >= goal or self._fault is not None)
+            if self._fault is not None:
+                raise self._fault
+
+    def _start(self) -> None:
+        for part in self.parts:
+            for name, policy in part.policies.items():
+                policy.load_state_dict(self.policies[name].state_dict())
+        for i in range(len(self.parts)):
+            self._threads.append(threading.Thread(target=self._work, args=(i,), name="actor", daemon=True))
+            self._threads[-1].start()
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """All parts wait between two of their iterations."""
+        with ExitStack() as stack:
+            for lock in self._at_work:
+                stack.enter_context(lock)
+            yield
+
+    def close(self) -> None:
+        """End the threads and let go of the worlds."""
+        with self._changed:
+            self._closing = True
+        for thread in self._threads:
+            thread.join()
+        for part in self.parts:
+            part.close()
+
+    # --- what a trainer tells ---------------------------------------------------------------------------------------
+
+    @property
+    def iteration(self) -> int:
+        return self._done // len(self.parts)
+
+    @property
+    def steps(self) -> int:
+        """Env steps so far."""
+        return self.iteration * self.job.train.steps_per_iteration
+
+    @property
+    def agent_steps(self) -> int:
+        """Agent steps so far."""
+        return self.steps * sum(g.agents for g in self.world.groups)
+
+    @property
+    def done(self) -> bool:
+        return self.iteration >= self.job.train.iterations
+
+    def read_metrics(self) -> dict[str, float]:
+        """Means over the parts since the last reading."""
+        with self.still():
+            each = [part.read_metrics() for part in self.parts]
+            lags, self._lags = self._lags or [0], []
+        found = {}
+        for name in dict.fromkeys(name for metrics in each for name in metrics):
+            values = [metrics[name] for metrics in each if name in metrics]
+            found[name] = sum(values) / len(values)
+        found["rollout/episodes"] = sum(metrics["rollout/episodes"] for metrics in each)
+        found["train/lag_mean"], found["train/lag_max"] = sum(lags) / len(lags), float(max(lags))
+        return found
+
+    def check_finite(self) -> None:
+        """Stop if steps were refused for a gradient that is not finite; say where it came from."""
+        for part in self.parts:
+            part.check_finite()
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """All tensors that the next iteration depends on: envs of all parts along their axes, shared ones once."""
+        states, axes = [part.state_dict() for part in self.parts], self.parts[0].env_axes()
+        found = {}
+        for name, tensor in states[0].items():
+            found[name] = torch.cat([s[name] for s in states], axes[name]) if name in axes else tensor
+        return {**found, **self._shared_state()}
+
+    def _shared_state(self) -> dict[str, torch.Tensor]:
+        state = {}
+        for name, policy in self.policies.items():
+            state.update({f"policy.{name}.{k}": v for k, v in policy.state_dict().items()})
+        for name, optimiser in self.optimisers.items():
+            state.update({f"learner.{name}.optimiser.{k}": v for k, v in optimiser.state_dict().items()})
+        return state
+
+    def env_axes(self) -> dict[str, int]:
+        """Names of the state that have the envs along an axis: here they are complete."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor], iteration: int) -> None:
+        """Continue where a saved state stood, with any number of parts."""
+        axes = self.parts[0].env_axes()
+        for i, part in enumerate(self.parts):
+            own = {k: v.chunk(len(self.parts), axes[k])[i] if k in axes else v for k, v in state.items()}
+            part.load_state_dict(own, iteration)
+        for name, tensor in self._shared_state().items():
+            tensor.copy_(state[name])
+        self._done = self._begun = iteration * len(self.parts)
+
+
+class _Step:
+    """In place of an optimiser's step: the gradient moves what is shared, and the part takes what there is then."""
+
+    def __init__(self, trainer: SharedTrainer, shared: Adam, own: Adam):
+        self.trainer, self.shared, self.own = trainer, shared, own
+        self.seen = 0
+
+    def __call__(self, gradient: torch.Tensor, go: torch.Tensor) -> torch.Tensor:
+        shared, own = self.shared, self.own
+        with self.trainer._turn:
+            shared.lr.copy_(own.lr)
+            norm = shared.step(gradient, go)
+            own.flat.copy_(shared.flat)
+            own.bad_steps.copy_(shared.bad_steps)
+            self.trainer._lags.append(self.trainer._steps - self.seen)
+            self.trainer._steps += 1
+            self.seen = self.trainer._steps
+        return norm
+
+
+def _one_at_a_time(function: Callable[..., None], lock: threading.Lock) -> Callable[..., None]:
+    def call(*given: Any) -> None:
+        with lock:
+            function(*given)
+
+    return call
+
+
+def _share(rank: int, size: int) -> Any:
+    """Which part of the envs a trainer has; it learns alone."""
+    processes = Processes()
+    processes.rank, processes.size = rank, size
+    return processes

@@ -1,0 +1,64 @@
+"""On GPUs: sums of NCCL inside graphs, processes that share a GPU, processes that have one each."""
+
+import socket
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import shoal
+from shoal.core.graph import Graphed
+from shoal.core.reduce import GroupReducer
+from shoal.run.checkpoint import load_checkpoint
+from shoal.run.folder import RunFolder
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a cuda GPU")
+
+SETTINGS = dict(
+    num_envs=256, rollout=16, total_steps=2 * 256 * 16, epochs=2, minibatches=1, eval_episodes=8, device="cuda",
+    precision="fp32", compile="off", quiet=True, normalise_observation=True, normalise_reward=True,
+)  # fmt: skip
+
+
+@pytest.fixture
+def group():
+    """NCCL with one process: what it does can be recorded, and changes nothing."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    dist.init_process_group("nccl", init_method=f"tcp://localhost:{port}", rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def test_sums_over_processes_are_part_of_a_graph(group):
+    reducer = GroupReducer(group, 0, 1, through_host=False)
+    x, total = torch.zeros(1000, device="cuda"), torch.zeros(1000, device="cuda")
+    pooled = torch.zeros(3, device="cuda")
+
+    def update() -> None:
+        x.add_(1.0)
+        gradient = x * 2.0
+        reducer.average(gradient)
+        reducer.maximum(gradient)
+        total.add_(gradient)
+        count = torch.full((), 5.0, device="cuda")
+        pooled.copy_(torch.stack(reducer.pooled(count, x.mean(), x.var())))
+
+    recorded = Graphed(update, torch.device("cuda"))
+    for _ in range(6):
+        recorded()
+    assert recorded.graph is not None
+    assert total.eq(2.0 * 21).all()
+    assert pooled.tolist() == [5.0, 6.0, 0.0]
+    del recorded
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_processes_learn_what_one_does_whether_they_share_a_gpu_or_not(tmp_path, count):
+    """Two on one GPU go through the host; with as many GPUs as processes NCCL is inside the graphs."""
+    one = shoal.train("cartpole", **SETTINGS, run_dir=tmp_path / "one")
+    many = shoal.train("cartpole", **SETTINGS, run_dir=tmp_path / "many", processes=count)
+    states = [load_checkpoint(RunFolder(run.path).pick("last"), "cpu").state for run in (one, many)]
+    for name in [name for name in states[0] if name.startswith("policy.")]:  # what envs do hangs on the last digit
+        torch.testing.assert_close(states[0][name], states[1][name], rtol=5e-3, atol=5e-3)

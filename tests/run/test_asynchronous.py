@@ -1,0 +1,191 @@
+"""Acting and learning at the same time: without lag as in turns, never more lag than allowed, faults, saving."""
+
+import json
+import threading
+import time
+
+import pytest
+import torch
+
+import shoal
+from shoal.cli import main
+from shoal.errors import ShoalError
+from shoal.run.asynchronous import AsyncTrainer, Handover
+from shoal.run.checkpoint import load_checkpoint
+from shoal.run.config import make_job
+from shoal.run.folder import RunFolder
+from shoal.run.train import load_run
+from shoal.run.trainer import Trainer
+from tests.run.test_runs import assert_same
+
+SMALL = dict(num_envs=8, rollout=4, eval_episodes=4, quiet=True, device="cpu", log_every=0.0)
+STEPS = 8 * 4
+Q = dict(batch_size=32, replay_size=800, learning_starts=100, replay_ratio=1.7)
+KINDS = {
+    "ppo": dict(algo="ppo", normalise_observation=True, normalise_reward=True),
+    "appo with a core": dict(algo="appo", core="gru", core_size=8),
+    "impala": dict(algo="impala"),
+    "dqn": dict(algo="dqn", prioritised=True, **Q),
+}
+
+
+def state_of(run):
+    return load_checkpoint(RunFolder(run.path).pick("last"), "cpu").state
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_lag_it_is_the_same_as_in_turns(kind, tmp_path):
+    settings = {**SMALL, **KINDS[kind], "total_steps": 30 * STEPS}
+    turns = shoal.train("cartpole", run_dir=tmp_path / "turns", **{**settings, "asynchronous": False})
+    both = shoal.train("cartpole", run_dir=tmp_path / "both", **{**settings, "asynchronous": True, "max_lag": 0})
+    assert_same(state_of(turns), state_of(both))
+
+
+def test_a_run_without_lag_resumes_bit_for_bit(tmp_path):
+    settings = dict(**SMALL, algo="appo", anneal="none", max_lag=0)
+    whole = shoal.train("cartpole", total_steps=30 * STEPS, run_dir=tmp_path / "whole", **settings)
+    shoal.train("cartpole", total_steps=13 * STEPS, run_dir=tmp_path / "cut", **settings)
+    assert_same(state_of(whole), state_of(shoal.resume(tmp_path / "cut", total_steps=30 * STEPS)))
+
+
+@pytest.mark.parametrize("max_lag", [1, 3])
+def test_lag_is_what_is_allowed_and_told(max_lag):
+    """Learning is made slow: the queue fills, and policies are as old as they may be."""
+    settings = {**SMALL, "total_steps": 40 * STEPS, "max_lag": max_lag}
+    trainer = AsyncTrainer(make_job("cartpole", algo="appo", **settings))
+    learn = trainer.learn
+
+    def slow():
+        learn()
+        time.sleep(0.02)
+
+    trainer.learn = slow
+    try:
+        for _ in range(20):
+            trainer.iterate()
+            told = trainer.learners["cart"].rollout
+            assert int(trainer.learners["cart"].updates) == trainer.iteration == int(told.version)
+        found = trainer.read_metrics()
+        assert found["train/lag_max"] == max_lag
+        assert max_lag - 0.7 < found["train/lag_mean"] <= max_lag
+        assert found["time/actor_waits"] > 0.3
+        with trainer.still():
+            made = trainer.collector.counter.clone()
+            for name, player in trainer.players.items():
+                assert_same(player.state_dict(), trainer.policies[name].state_dict())
+            time.sleep(0.1)
+            assert torch.equal(made, trainer.collector.counter)
+        assert int(made) <= trainer.iteration + max_lag + 1
+    finally:
+        trainer.close()
+
+
+def test_it_learns_with_much_lag(tmp_path):
+    run = shoal.train(
+        "cartpole", algo="appo", max_lag=8, total_steps=250_000, run_dir=tmp_path / "run", quiet=True, device="cpu"
+    )
+    assert run.evaluate(episodes=50)["cart"].mean >= 300
+    rows = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    lags = [row["train/lag_max"] for row in rows if "train/lag_max" in row]
+    assert 4 <= max(lags) <= 8
+
+
+def test_several_groups_learn_and_frozen_ones_stay(tmp_path):
+    settings = {**SMALL, "total_steps": 20 * STEPS, "one_policy": False, "freeze": ("runner",)}
+    run = shoal.train("tag-grid", algo="impala", run_dir=tmp_path / "run", **settings)
+    fresh = Trainer(make_job("tag-grid", algo="a2c", **settings))
+    state = state_of(run)
+    for name, same in (("runner", True), ("tagger", False)):
+        first = fresh.policies[name].head.linear.weight
+        assert torch.equal(state[f"policy.{name}.head.linear.weight"], first) == same
+
+
+def test_a_fault_of_the_world_ends_the_run(tmp_path):
+    job = make_job("cartpole", algo="appo", total_steps=40 * STEPS, **SMALL)
+    trainer = AsyncTrainer(job)
+    collect, made = trainer.collector.collect, []
+
+    def fails():
+        made.append(1)
+        if len(made) == 5:
+            raise ShoalError("The pole broke.")
+        collect()
+
+    trainer._collect.function = fails
+
+    def run():
+        for _ in range(40):
+            trainer.iterate()
+
+    with pytest.raises(ShoalError, match="The pole broke"):
+        run()
+    trainer.close()
+    assert len(made) == 5
+    assert not [t for t in threading.enumerate() if t.name == "actor"]
+
+
+def test_what_one_thread_hands_over_another_gets():
+    """Whole, and in order, however fast they are."""
+    slot, got = Handover([torch.zeros(1000), torch.zeros(1)], torch.device("cpu")), []
+
+    def write():
+        for i in range(1, 300):
+            slot.put([torch.full((1000,), float(i)), torch.tensor([float(i)])])
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    into = [torch.zeros(1000), torch.zeros(1)]
+    while writer.is_alive():
+        slot.take(into)
+        assert bool((into[0] == into[1]).all())
+        got.append(float(into[1]))
+    writer.join()
+    assert got == sorted(got)
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["--max-lag", "-1"], "--max-lag must not be negative"),
+        (["--learn-device", "cpu"], "--learn-device is for training with --asynchronous"),
+        (["--algo", "appo", "--rho-clip", "0"], "--rho-clip must be above 0"),
+        (["--algo", "appo", "--learn-device", "cuda:9"], "--learn-device cuda:9"),
+    ],
+)
+def test_what_makes_no_sense_exits_2_with_one_sentence(words, answer, tmp_path, capsys):
+    assert main(["train", "cartpole", *words, "--run-dir", str(tmp_path / "run")]) == 2
+    assert answer in capsys.readouterr().err
+
+
+# --- A3C --------------------------------------------------------------------------------------------------------------
+
+
+def test_one_actor_learner_is_a2c(tmp_path):
+    settings = dict(**SMALL, total_steps=30 * STEPS, normalise_observation=True)
+    plain = shoal.train("cartpole", algo="a2c", run_dir=tmp_path / "plain", **settings)
+    alone = shoal.train("cartpole", algo="a3c", actors=1, run_dir=tmp_path / "alone", **settings)
+    assert_same(state_of(plain), state_of(alone))
+
+
+def test_actor_learners_have_envs_of_their_own_and_one_set_of_parameters(tmp_path):
+    settings = dict(**SMALL, total_steps=30 * STEPS)
+    run = shoal.train("cartpole", algo="a3c", actors=4, run_dir=tmp_path / "run", **settings)
+    state = state_of(run)
+    assert state["world.x"].unique().numel() == 8
+    assert int(state["learner.cart.optimiser.steps"]) == 4 * 30
+    evaluated = run.evaluate(episodes=6)
+    assert evaluated == load_run(run.path, "last").evaluate(episodes=6)
+    again = shoal.resume(run.path, total_steps=40 * STEPS)
+    assert int(state_of(again)["learner.cart.optimiser.steps"]) == 4 * 40
+    rows = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    assert max(row.get("train/lag_max", 0.0) for row in rows) >= 1
+
+
+def test_actor_learners_balance_the_pole(tmp_path):
+    run = shoal.train("cartpole", algo="a3c", total_steps=150_000, run_dir=tmp_path / "run", quiet=True, device="cpu")
+    assert run.evaluate(episodes=50)["cart"].mean >= 150
+
+
+def test_actor_learners_must_share_the_envs_evenly():
+    with pytest.raises(ShoalError, match="cannot be shared out evenly to 3 actors"):
+        make_job("cartpole", algo="a3c", actors=3, **SMALL)
