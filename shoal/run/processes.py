@@ -44,6 +44,8 @@ PATIENCE = timedelta(hours=24)
 ENDING = 60
 """Seconds that processes have to save and end after a signal."""
 
+STOPPED = "stopped before the processes could save; what was saved before stands."
+
 PIECE = 2**28
 """Bytes that are sent at a time."""
 
@@ -395,6 +397,8 @@ class Outcome:
 
     exit_code: int
     message: str
+    saved: bool = False
+    """Whether a signal ended them, and they have saved."""
 
 
 def launch(path: Path, count: int) -> Outcome | None:
@@ -424,7 +428,7 @@ def launch(path: Path, count: int) -> Outcome | None:
         try:
             elastic_launch(config, sys.executable)("-m", "shoal.run.processes", str(path), str(outcome))
         except SignalException as stop:
-            return _read(outcome) or Outcome(128 + stop.sigval, "stopped before the work began; nothing was saved.")
+            return _read(outcome) or Outcome(128 + stop.sigval, STOPPED)
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
             how = f"signal {-failure.exitcode}" if failure.exitcode < 0 else f"exit code {failure.exitcode}"
@@ -447,7 +451,8 @@ def _quiet_agent() -> Iterator[None]:
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
     handlers = {number: signal.getsignal(number) for number in numbers}
-    loggers = [logging.getLogger(f"torch.distributed.{part}") for part in ("elastic", "launcher")]
+    agent = tuple(f"torch.distributed.{part}" for part in ("elastic", "launcher"))
+    loggers = [logging.getLogger(name) for name in list(logging.root.manager.loggerDict) if name.startswith(agent)]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)
@@ -484,9 +489,9 @@ def work(path: str, outcome: str) -> int:
     except (ShoalError, Stopped) as end:
         if follows():  # the leader may have more to say
             _until(file.exists, 3.0)
-        _note(file, Outcome(end.exit_code, str(end)))
+        _note(file, Outcome(end.exit_code, str(end), isinstance(end, Stopped)))
     except KeyboardInterrupt:
-        _note(file, Outcome(130, "stopped before the work began; nothing was saved."))
+        _note(file, Outcome(130, STOPPED))
     return 0
 
 

@@ -164,9 +164,8 @@ def _with_others(job: Job, folder: RunFolder) -> Run:
     outcome = launch(folder.path, job.train.processes)
     if outcome is None:
         return load_run(folder.path, "last", job.train.device)
-    number = outcome.exit_code - 128
-    if number in (signal.SIGINT, signal.SIGTERM):
-        raise Stopped(number, folder.path) if folder.holds_checkpoints else KeyboardInterrupt
+    if outcome.saved:
+        raise Stopped(outcome.exit_code - 128, folder.path)
     error = ShoalError(outcome.message)
     error.exit_code = outcome.exit_code
     raise error
