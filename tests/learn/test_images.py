@@ -154,7 +154,7 @@ def test_the_settings_of_large_batches_are_flags():
     assert (job.train.core_layers, job.train.rollout) == (2, 32)
 
 
-@pytest.mark.parametrize(("optimiser", "lr"), [("adam", 2e-3), ("lamb", 3e-2)])
+@pytest.mark.parametrize(("optimiser", "lr"), [("adam", 2e-3), pytest.param("lamb", 3e-2, marks=pytest.mark.slow)])
 def test_it_learns_to_see(optimiser, lr):
     settings = dict(PAPER, optimiser=optimiser, lr=lr, lr_scale="none", epochs=2, policy="se-resnet9-small")
     job = make_job(WALLS, num_envs=32, rollout=8, total_steps=30 * 256, device="cpu", **settings)

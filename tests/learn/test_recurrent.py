@@ -354,7 +354,10 @@ class Recall(KernelWorld):
 RECALL = f"{__file__}:Recall"
 
 
-@pytest.mark.parametrize(("core", "least", "most"), [("lstm", 0.97, 1.0), ("gru", 0.97, 1.0), ("none", 0.2, 0.5)])
+@pytest.mark.parametrize(
+    ("core", "least", "most"),
+    [("lstm", 0.97, 1.0), pytest.param("gru", 0.97, 1.0, marks=pytest.mark.slow), ("none", 0.2, 0.5)],
+)
 def test_only_who_remembers_can_answer(core, least, most):
     settings = dict(num_envs=64, rollout=12, total_steps=50 * 768, lr=5e-3, hidden=(16,), core_size=24, entropy=0.01)
     job = make_job(RECALL, core=core, device="cpu", seed=1, **settings)

@@ -181,6 +181,7 @@ def test_actor_learners_have_envs_of_their_own_and_one_set_of_parameters(tmp_pat
     assert max(row.get("train/lag_max", 0.0) for row in rows) >= 1
 
 
+@pytest.mark.slow
 def test_actor_learners_balance_the_pole(tmp_path):
     run = shoal.train("cartpole", algo="a3c", total_steps=150_000, run_dir=tmp_path / "run", quiet=True, device="cpu")
     assert run.evaluate(episodes=50)["cart"].mean >= 150
