@@ -14,7 +14,9 @@ import statistics
 import time
 from pathlib import Path
 
-import shoal
+import torch
+
+from shoal.run import bench
 from shoal.run.build import by_group
 from shoal.run.config import make_job
 from shoal.run.evaluate import evaluate
@@ -25,9 +27,10 @@ SLOW = Path(__file__).with_name("slow_cart_pole.py")
 SIDES = {
     "lockstep": dict(algo="ppo", schedule="lockstep"),
     "first-come": dict(algo="ppo", schedule="first-come"),
-    "asynchronous": dict(algo="appo", schedule="first-come"),
+    "asynchronous": dict(algo="appo", schedule="lockstep"),
+    "asynchronous, first-come": dict(algo="appo", schedule="first-come"),
 }
-SETTINGS = dict(num_envs=16, rollout=128, lr=1e-3, epochs=10, minibatches=16, gamma=0.98, device="cpu", quiet=True)
+SETTINGS = dict(num_envs=16, rollout=128, lr=1e-3, epochs=10, minibatches=16, gamma=0.98, threads=1)
 
 
 def train(side, steps, seed):
@@ -68,7 +71,6 @@ def main():
             side=side,
             steps_per_second=round(statistics.median(rate for rate, _ in runs)),
             scores=[round(score, 1) for _, score in runs],
-            shoal=shoal.__version__,
         )
         for side, runs in found.items()
     ]
@@ -77,10 +79,11 @@ def main():
         dict(bench="asynchronous", ratio=f"{row['side']} / lockstep", value=round(row["steps_per_second"] / slow, 2))
         for row in rows[1:]
     ]
+    rows = [{**row, **bench.machine(torch.device("cpu"))} for row in rows]
     for row in rows:
         print(json.dumps(row))
     if given.out:
-        given.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        bench.save(rows, given.out)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from peers import take_turns  # and with it Shoal, before torch: see shoal/__init__.py
 
-from shoal.host.world import cores
+from shoal.core.launch import cpu_threads
 from shoal.run import bench
 from shoal.run.config import make_job
 from shoal.run.trainer import Trainer
@@ -117,7 +117,7 @@ def atari(seconds):
     rows = []
     for game in ("pong", "breakout"):
         contestants = {
-            "ale-py": ale_stepper(game, ENVS, cores()),
+            "ale-py": ale_stepper(game, ENVS, cpu_threads()),
             "shoal": shoal_stepper(f"ale:{game}", ENVS, life_loss=False),
         }
         rates = take_turns(contestants, seconds)
@@ -195,7 +195,7 @@ def training(seconds):
 
 def device(seconds):
     """On a machine with a GPU: how much of what the CPU can step is left with acting and learning, by schedule."""
-    contestants = {"ale-py alone": ale_stepper("pong", ENVS, cores())}
+    contestants = {"ale-py alone": ale_stepper("pong", ENVS, cpu_threads())}
     for schedule in ("lockstep", "alternating", "first-come"):
         job = make_job("ale:pong", num_envs=ENVS, total_steps=1e9, world_config=dict(schedule=schedule))
         trainer = Trainer(job)

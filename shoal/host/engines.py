@@ -18,6 +18,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from shoal.core.launch import cpu_threads
 from shoal.errors import ShoalError
 from shoal.host.envs import EnvFault, make_rows
 from shoal.host.memory import RESET, SharedArrays
@@ -183,6 +184,7 @@ class Processes(Engine):
                 limit=self._limit,
                 repeat=self._repeat,
                 core=self._cores[number % len(self._cores)] if self._cores else None,
+                alert=len(self._shares) <= cpu_threads(),  # otherwise they would keep one another from work
                 memory=-1,
                 commands=-1,
                 answers=-1,

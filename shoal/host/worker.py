@@ -41,6 +41,8 @@ class Assignment:
     """Times that each action is taken."""
     core: int | None
     """CPU core to stay on."""
+    alert: bool
+    """Whether to stay awake for a while when there is nothing to do."""
     memory: int
     commands: int
     answers: int
@@ -67,7 +69,7 @@ def work(job: Assignment) -> None:
         os.write(job.answers, bytes([READY]))
         listen = select.poll()
         listen.register(job.commands, select.POLLIN)
-        while commands := _next(job.commands, listen):
+        while commands := _next(job.commands, listen, job.alert):
             for bunch in commands:
                 envs.run(*job.bunches[bunch])
                 os.write(job.answers, bytes([bunch]))
@@ -77,10 +79,10 @@ def work(job: Assignment) -> None:
         _report(job, error)
 
 
-def _next(descriptor: int, listen: select.poll) -> bytes:
+def _next(descriptor: int, listen: select.poll, alert: bool) -> bytes:
     """What the world says next. A core that goes to sleep in between takes long to wake up, so stay awake a little."""
     end = time.perf_counter() + AWAKE
-    while not listen.poll(0) and time.perf_counter() < end:
+    while alert and not listen.poll(0) and time.perf_counter() < end:
         os.sched_yield()  # to whoever has something to do
     return os.read(descriptor, 64)
 

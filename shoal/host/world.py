@@ -1,7 +1,6 @@
 """Host worlds: any batch of Gymnasium or PettingZoo environments as a World, stepped on CPU cores by an engine."""
 
 import json
-import os
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
@@ -11,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from shoal.core.launch import cpu_threads
 from shoal.core.store import full_device
 from shoal.core.world import EpisodeStatistics, Group, GroupOutputs, LastEpisode, Outputs, World
 from shoal.errors import ShoalError
@@ -190,7 +190,7 @@ class HostWorld(World):
         turns = self._turns
         if config.batch == "serial":
             return Serial(source, self._arrays, split(self.num_envs, turns), self.limit, self.repeat)
-        workers = max(1, min(config.workers or cores(), self.num_envs // turns))
+        workers = max(1, min(config.workers or cpu_threads(), self.num_envs // turns))
         return Processes(
             source,
             self._arrays,
@@ -219,7 +219,7 @@ class HostWorld(World):
         return False
 
     def _native_engine(self) -> Engine:
-        threads = self.config.workers or cores()
+        threads = self.config.workers or cpu_threads()
         if self.repeat > 1:
             raise ShoalError("--action-repeat does not work with a native batch; use --batch processes.")
         parts = split(self.num_envs, self._turns)
@@ -518,11 +518,6 @@ def _probe(source: Source) -> list[Team]:
         return teams_of(env)
     finally:
         env.close()
-
-
-def cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
 def joined(ranges: Sequence[slice]) -> list[slice]:

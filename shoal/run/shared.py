@@ -18,10 +18,10 @@ from shoal.learn.optim import OPTIMISERS, Adam
 from shoal.policy.normalise import RunningMoments
 from shoal.run.config import Job
 from shoal.run.processes import Processes
-from shoal.run.trainer import Trainer
+from shoal.run.trainer import Counted, Trainer
 
 
-class SharedTrainer:
+class SharedTrainer(Counted):
     """Trainers that share parameters, as one trainer. An iteration is one rollout of as many as there are."""
 
     def __init__(self, job: Job, processes: Processes | None = None):
@@ -42,7 +42,7 @@ class SharedTrainer:
         self._at_work = [threading.Lock() for _ in self.parts]
         """Held by those that are in the middle of an iteration."""
         self._changed = threading.Condition()
-        self._done = self._begun = 0
+        self.iteration = self._done = self._begun = 0
         """Iterations of all parts together."""
         self._fault: BaseException | None = None
         self._closing = False
@@ -78,10 +78,11 @@ class SharedTrainer:
                         if self._closing or self._begun >= self.job.train.iterations * len(self.parts):
                             return
                         self._begun += 1
-                        part.iteration = self._done // len(self.parts)
+                        part.iteration = self.iteration
                     part.iterate()
                 with self._changed:
                     self._done += 1
+                    self.iteration = self._done // len(self.parts)
                     self._changed.notify_all()
         except BaseException as error:
             with self._changed:
@@ -125,24 +126,6 @@ class SharedTrainer:
             part.close()
 
     # --- what a trainer tells ---------------------------------------------------------------------------------------
-
-    @property
-    def iteration(self) -> int:
-        return self._done // len(self.parts)
-
-    @property
-    def steps(self) -> int:
-        """Env steps so far."""
-        return self.iteration * self.job.train.steps_per_iteration
-
-    @property
-    def agent_steps(self) -> int:
-        """Agent steps so far."""
-        return self.steps * sum(g.agents for g in self.world.groups)
-
-    @property
-    def done(self) -> bool:
-        return self.iteration >= self.job.train.iterations
 
     def read_metrics(self) -> dict[str, float]:
         """Means over the parts since the last reading."""
@@ -190,7 +173,8 @@ class SharedTrainer:
             part.load_state_dict(own, iteration)
         for name, tensor in self._shared_state().items():
             tensor.copy_(state[name])
-        self._done = self._begun = iteration * len(self.parts)
+        self.iteration, self._done = iteration, iteration * len(self.parts)
+        self._begun = self._done
 
 
 class _Step:

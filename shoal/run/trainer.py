@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from shoal.core.graph import Graphed
+from shoal.core.world import World
 from shoal.errors import ShoalError
 from shoal.host.world import HostWorld
 from shoal.learn import LEARNERS, Learner, Rollout
@@ -19,7 +20,29 @@ from shoal.run.processes import Processes
 from shoal.run.schedule import HostCollector
 
 
-class Trainer:
+class Counted:
+    """How far a job has come, by its iterations."""
+
+    job: Job
+    world: World
+    iteration: int
+
+    @property
+    def steps(self) -> int:
+        """Env steps so far."""
+        return self.iteration * self.job.train.steps_per_iteration
+
+    @property
+    def agent_steps(self) -> int:
+        """Agent steps so far."""
+        return self.steps * sum(g.agents for g in self.world.groups)
+
+    @property
+    def done(self) -> bool:
+        return self.iteration >= self.job.train.iterations
+
+
+class Trainer(Counted):
     """Everything that a run moves from one iteration to the next, or one process's part of it."""
 
     def __init__(self, job: Job, processes: Processes | None = None):
@@ -76,20 +99,6 @@ class Trainer:
     def _experience(self, name: str) -> Rollout:
         """What a policy learns from."""
         return self.collector.rollouts[name]
-
-    @property
-    def steps(self) -> int:
-        """Env steps so far."""
-        return self.iteration * self.job.train.steps_per_iteration
-
-    @property
-    def agent_steps(self) -> int:
-        """Agent steps so far."""
-        return self.steps * sum(g.agents for g in self.world.groups)
-
-    @property
-    def done(self) -> bool:
-        return self.iteration >= self.job.train.iterations
 
     def collect(self) -> None:
         """One rollout."""
