@@ -9,8 +9,9 @@ usage: shoal COMMAND ...
 
 Train reinforcement-learning agents at the speed of the hardware.
 
-  shoal train WORLD [--algo ppo|a2c|dqn|rainbow|r2d2|ddpg|td3|sac] [--seed N] [--total-steps N]
-                    [--num-envs N] [--device auto|cpu|cuda] [--gpus N] [--run-dir DIR] ...
+  shoal train WORLD [--algo ppo|a2c|a3c|appo|impala|dqn|rainbow|r2d2|ddpg|td3|sac]
+                    [--seed N] [--total-steps N] [--num-envs N] [--device auto|cpu|cuda]
+                    [--gpus N] [--run-dir DIR] ...
                         train; every world ships tuned settings. WORLD is a name of
                         `shoal list`, your own world or environment (my_file.py:MyEnv),
                         gym:LunarLander-v3, ale:pong, zoo:MODULE or envpool:ID

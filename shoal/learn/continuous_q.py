@@ -15,7 +15,7 @@ from shoal.core.noise import noise_plan
 from shoal.core.world import Group
 from shoal.errors import ShoalError
 from shoal.learn.learner import require
-from shoal.learn.off_policy import OffPolicy, OffPolicyConfig, twin
+from shoal.learn.off_policy import OffPolicy, OffPolicyConfig
 from shoal.learn.replay import Sample
 from shoal.learn.rollout import Rollout
 from shoal.policy import ContinuousQPolicy
@@ -112,6 +112,7 @@ class ContinuousQ(OffPolicy):
     metric_names = ("loss", "q_value", "td_error")
     per_update = ("actor_loss", "entropy", "temperature")
     policy: ContinuousQPolicy
+    target: ContinuousQPolicy
     config: DDPGConfig
 
     def __init__(
@@ -124,7 +125,6 @@ class ContinuousQ(OffPolicy):
         bf16: bool = False,
     ):
         super().__init__(policy, rollout, config, seed, compiled, bf16)
-        self.target, self.target_flats = twin(policy, self.optimisers.values())
         size, draws = policy.group.action.size, config.policy_delay + 1
         self.noise = torch.zeros(draws, self.batch, size, device=self.device)
         """[policy_delay + 1, batch, size]: normal noise for the targets of each step of the critics, and the actor."""
@@ -157,12 +157,7 @@ class ContinuousQ(OffPolicy):
             for name in self.per_update:
                 self.metrics[name].add_(found[name].detach())
             self._count()
-            for target, optimiser in zip(self.target_flats, self.optimisers.values(), strict=True):
-                target.lerp_(optimiser.flat, self.config.tau)
-
-    def adopt(self) -> None:
-        for target, optimiser in zip(self.target_flats, self.optimisers.values(), strict=True):
-            target.copy_(optimiser.flat)
+            self._follow(self.config.tau)
 
     def due(self, made: int) -> int:
         found = super().due(made)

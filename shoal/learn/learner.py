@@ -1,4 +1,4 @@
-"""What all learners share: settings of their steps, one optimiser, metrics that stay on the device."""
+"""What all learners share: settings of their steps, optimisers, metrics that stay on the device."""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch import nn
 from shoal.core.settings import check_settings
 from shoal.core.world import Group
 from shoal.errors import ShoalError
-from shoal.learn.optim import OPTIMISERS
+from shoal.learn.optim import OPTIMISERS, Adam
 from shoal.learn.rollout import Rollout
 from shoal.policy.normalise import RunningMoments
 
@@ -74,6 +74,10 @@ class LearnerConfig:
         """The weight decay that is meant."""
         return LAMB_DECAY * (self.optimiser == "lamb") if self.weight_decay is None else self.weight_decay
 
+    def optimise(self, module: nn.Module, compiled: bool) -> Adam:
+        """The optimiser that is meant, for the parameters of a module."""
+        return OPTIMISERS[self.optimiser](module, self.adam_eps, self.clip_norm, compiled, weight_decay=self.decay)
+
     def batch(self, samples: int) -> int:
         """How many samples a step is made of, if a rollout has so many."""
         return samples
@@ -133,11 +137,7 @@ class Learner:
         self.policy, self.rollout, self.config, self.seed = policy, rollout, config, seed
         self.device = rollout.reward.device
         self.bf16 = bf16
-        make = OPTIMISERS[config.optimiser]
-        self.optimisers = {
-            name: make(module, config.adam_eps, config.clip_norm, compiled, weight_decay=config.decay)
-            for name, module in self.learnt().items()
-        }
+        self.optimisers = {name: config.optimise(module, compiled) for name, module in self.learnt().items()}
         """One for each part of the policy that has a loss of its own."""
         self.optimiser = next(iter(self.optimisers.values()))
         if reducer.size > 1:
@@ -256,6 +256,11 @@ class Learner:
 def activation_memory(device: torch.device) -> int:
     """Bytes that the activations of one pass of an update may take: a quarter of a GPU, or 1 GiB."""
     return torch.cuda.get_device_properties(device).total_memory // 4 if device.type == "cuda" else 2**30
+
+
+def part_of(state: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    """The entries under a prefix, without it."""
+    return {k[len(prefix) :]: v for k, v in state.items() if k.startswith(prefix)}
 
 
 def require(name: str, value: Any, good: bool, rule: str) -> None:

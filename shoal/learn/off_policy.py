@@ -13,11 +13,12 @@ import torch
 
 from shoal.core.world import Group
 from shoal.errors import ShoalError
-from shoal.learn.learner import Learner, LearnerConfig, require
+from shoal.learn.learner import Learner, LearnerConfig, part_of, require
 from shoal.learn.optim import Adam
 from shoal.learn.replay import Replay
 from shoal.learn.rollout import Rollout, stacked
 from shoal.policy import Policy
+from shoal.policy.normalise import share_buffers
 
 PolicyKind = TypeVar("PolicyKind", bound=Policy)
 
@@ -144,6 +145,8 @@ class OffPolicy(Learner):
             sequences=rows,
             device_bytes=None if config.replay_memory is None else int(config.replay_memory * 2**30),
         )
+        self.target, self.target_flats = twin(policy, self.optimisers.values())
+        """The network that targets are taken from, and its parameters, a vector for each optimiser."""
         self.beta = torch.ones((), device=self.device)
         self._made = -self.start
         """Transitions since learning began; below 0, so many are still to be made before."""
@@ -163,6 +166,15 @@ class OffPolicy(Learner):
 
     def cut(self) -> None:
         self.replay.cut()
+
+    def adopt(self) -> None:
+        self._follow(1.0)
+
+    @torch.no_grad()
+    def _follow(self, share: torch.Tensor | float) -> None:
+        """Let the target network go a share of the way to where the network is."""
+        for target, optimiser in zip(self.target_flats, self.optimisers.values(), strict=True):
+            target.lerp_(optimiser.flat, share)
 
     # --- between updates -------------------------------------------------------------------------------------------
 
@@ -195,8 +207,7 @@ class OffPolicy(Learner):
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         super().load_state_dict(state)
-        prefix = "replay."
-        self.replay.load_state_dict({k[len(prefix) :]: v for k, v in state.items() if k.startswith(prefix)})
+        self.replay.load_state_dict(part_of(state, "replay."))
 
     def env_axes(self) -> dict[str, int]:
         replay = {f"replay.{name}": axis for name, axis in self.replay.env_axes().items()}
@@ -209,10 +220,7 @@ def twin(policy: PolicyKind, optimisers: Iterable[Adam]) -> tuple[PolicyKind, li
     It has parameters and noise of its own but sees as the policy does: running moments are shared.
     """
     made = copy.deepcopy(policy)
-    for own, other in zip(made.modules(), policy.modules(), strict=True):
-        for name, buffer in other.named_buffers(recurse=False):
-            if name in other.state_dict():  # kept in checkpoints: no noise
-                own.register_buffer(name, buffer)
+    share_buffers(made, policy)
     flats = {o.flat.untyped_storage().data_ptr(): o.flat.clone() for o in optimisers}
     for own, p in zip(made.parameters(), policy.parameters(), strict=True):
         own.requires_grad_(False)

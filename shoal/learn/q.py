@@ -18,7 +18,7 @@ from shoal.core.world import Group
 from shoal.errors import ShoalError
 from shoal.learn import losses
 from shoal.learn.learner import require
-from shoal.learn.off_policy import OffPolicy, OffPolicyConfig, twin
+from shoal.learn.off_policy import OffPolicy, OffPolicyConfig
 from shoal.learn.replay import Sample, Sequences
 from shoal.learn.rollout import Rollout
 from shoal.policy import QPolicy
@@ -212,6 +212,7 @@ class QLearner(OffPolicy):
 
     metric_names = ("loss", "q_value", "td_error")
     policy: QPolicy
+    target: QPolicy
     config: QConfig
 
     def __init__(
@@ -224,7 +225,7 @@ class QLearner(OffPolicy):
         bf16: bool = False,
     ):
         super().__init__(policy, rollout, config, seed, compiled, bf16)
-        self.target, (self.target_flat,) = twin(policy, self.optimisers.values())
+        (self.target_flat,) = self.target_flats
         plans = (policy.noise_plan(seed, LEARNING, self.updates), self.target.noise_plan(seed, AIMING, self.updates))
         self._noise = [plan for plan in plans if plan is not None]
         self._spread = _powers(rollout, config.epsilon_spread)
@@ -243,7 +244,8 @@ class QLearner(OffPolicy):
             if self.config.prioritised:
                 self.replay.update_priorities(sample.place, found["error"].detach())
             self._count()
-            self._follow()
+            c = self.config
+            self._follow((self.updates % c.target_period == 0).float() if c.tau is None else c.tau)
 
     def _drawn(self) -> Sample | Sequences:
         """Fresh experience: transitions, or with a core sequences."""
@@ -251,15 +253,6 @@ class QLearner(OffPolicy):
             return self.replay.sample(self.batch, self.beta)
         count = self.batch // self.sequence
         return self.replay.sample_sequences(count, self.burn_in, self.sequence, self.beta)
-
-    def adopt(self) -> None:
-        self.target_flat.copy_(self.optimiser.flat)
-
-    def _follow(self) -> None:
-        """Let the target network follow: a share of the way, or all of it when a period is over."""
-        c = self.config
-        share = (self.updates % c.target_period == 0).float() if c.tau is None else c.tau
-        self.target_flat.lerp_(self.optimiser.flat, share)
 
     def _losses_eager(self, sample: Sample | Sequences) -> dict[str, torch.Tensor]:
         """The loss, and by how much each sample was off; what the parts of an action lose is added up."""

@@ -49,3 +49,11 @@ class RunningMoments(nn.Module):
     def scale(self) -> torch.Tensor:
         """One over the standard deviation."""
         return torch.rsqrt(self.var + 1e-8)
+
+
+def share_buffers(module: nn.Module, other: nn.Module) -> None:
+    """Let a module's running moments, and what else its checkpoints keep in buffers, be those of another like it."""
+    for own, theirs in zip(module.modules(), other.modules(), strict=True):
+        for name, buffer in theirs.named_buffers(recurse=False):
+            if name in theirs.state_dict():  # kept in checkpoints: no noise
+                own.register_buffer(name, buffer)

@@ -24,7 +24,7 @@ from shoal.learn.rollout import Rollout
 from shoal.policy import Policy
 from shoal.run.config import Job
 from shoal.run.processes import Processes
-from shoal.run.trainer import Trainer
+from shoal.run.trainer import Trainer, lags_told
 
 
 class Handover:
@@ -94,7 +94,7 @@ class AsyncTrainer(Trainer):
         self._thread: threading.Thread | None = None
         self._acting = self._paused = self._closing = False
         self._begun = 0
-        """Rollouts begun, in this process since it started; those learnt from are counted by `iteration`."""
+        """Rollouts begun so far; those learnt from are counted by `iteration`."""
         self._fault: BaseException | None = None
         self._lags: list[int] = []
         self._waited = {"learner": 0.0, "actor": 0.0}
@@ -241,8 +241,8 @@ class AsyncTrainer(Trainer):
 
     def read_metrics(self) -> dict[str, float]:
         found = super().read_metrics()
-        lags, now = self._lags or [0], time.monotonic()
-        found["train/lag_mean"], found["train/lag_max"] = sum(lags) / len(lags), float(max(lags))
+        found.update(lags_told(self._lags))
+        now = time.monotonic()
         spent = max(1e-9, now - self._read_at)
         with self._changed:
             for who, seconds in self._waited.items():
@@ -261,7 +261,7 @@ def _copy(tensors: list[torch.Tensor], into: list[torch.Tensor]) -> None:
 
 def _weights(policy: Policy, rollout: Rollout) -> list[torch.Tensor]:
     """What acting depends on: parameters, running moments, how often to act at random; and their version."""
-    found = [*(tensor.detach() for tensor in policy.state_dict().values()), rollout.version]
+    found = [*policy.state_dict().values(), rollout.version]
     return found if rollout.epsilon is None else [*found, rollout.epsilon]
 
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from shoal.learn.optim import OPTIMISERS, Adam
-from shoal.policy.normalise import RunningMoments
+from shoal.learn.optim import Adam
+from shoal.policy.normalise import RunningMoments, share_buffers
 from shoal.run.config import Job
 from shoal.run.processes import Processes
-from shoal.run.trainer import Counted, Trainer
+from shoal.run.trainer import Counted, Trainer, lags_told
 
 
 class SharedTrainer(Counted):
@@ -35,7 +35,9 @@ class SharedTrainer(Counted):
         """With the shared parameters."""
         self._turn = threading.Lock()
         """Held while the shared parameters move."""
-        self.optimisers = {name: self._shared_optimiser(name) for name in self.learners}
+        self.optimisers = {
+            name: learner.config.optimise(self.policies[name], False) for name, learner in self.learners.items()
+        }
         for part in self.parts:
             part.processes = Processes()
             self._join(part)
@@ -51,19 +53,13 @@ class SharedTrainer(Counted):
         """Steps that others made between a part's last step and its next one."""
         self._steps = 0
 
-    def _shared_optimiser(self, name: str) -> Adam:
-        config = self.learners[name].config
-        kind = OPTIMISERS[config.optimiser]
-        return kind(self.policies[name], config.adam_eps, config.clip_norm, False, weight_decay=config.decay)
-
     def _join(self, part: Trainer) -> None:
         """Let the steps of a part move what is shared, and its moments be everybody's."""
         for name, policy in self.policies.items():
-            for own, shared in zip(part.policies[name].modules(), policy.modules(), strict=True):
-                if isinstance(own, RunningMoments) and isinstance(shared, RunningMoments):
-                    for buffer, tensor in shared.named_buffers():
-                        own.register_buffer(buffer, tensor)
-                    own.merge = _one_at_a_time(own.merge, self._turn)
+            share_buffers(part.policies[name], policy)
+            for module in part.policies[name].modules():
+                if isinstance(module, RunningMoments):
+                    module.merge = _one_at_a_time(module.merge, self._turn)
         for name, learner in part.learners.items():
             learner.optimiser.step = _Step(self, self.optimisers[name], learner.optimiser)
 
@@ -131,14 +127,13 @@ class SharedTrainer(Counted):
         """Means over the parts since the last reading."""
         with self.still():
             each = [part.read_metrics() for part in self.parts]
-            lags, self._lags = self._lags or [0], []
+            lags, self._lags = self._lags, []
         found = {}
         for name in dict.fromkeys(name for metrics in each for name in metrics):
             values = [metrics[name] for metrics in each if name in metrics]
             found[name] = sum(values) / len(values)
         found["rollout/episodes"] = sum(metrics["rollout/episodes"] for metrics in each)
-        found["train/lag_mean"], found["train/lag_max"] = sum(lags) / len(lags), float(max(lags))
-        return found
+        return {**found, **lags_told(lags)}
 
     def check_finite(self) -> None:
         """Stop if steps were refused for a gradient that is not finite; say where it came from."""
@@ -205,7 +200,7 @@ def _one_at_a_time(function: Callable[..., None], lock: threading.Lock) -> Calla
     return call
 
 
-def _share(rank: int, size: int) -> Any:
+def _share(rank: int, size: int) -> Processes:
     """Which part of the envs a trainer has; it learns alone."""
     processes = Processes()
     processes.rank, processes.size = rank, size

@@ -15,6 +15,7 @@ from shoal.core.settings import read_setting
 from shoal.core.world import World
 from shoal.errors import ShoalError, unknown
 from shoal.learn import A3CConfig
+from shoal.learn.learner import part_of
 from shoal.policy import Policy
 from shoal.run.asynchronous import AsyncTrainer
 from shoal.run.build import by_group, make_policies, make_world
@@ -28,7 +29,7 @@ from shoal.run.metrics import MetricsWriter
 from shoal.run.processes import Processes, Told, find_place, joined, launch, settled
 from shoal.run.progress import Progress
 from shoal.run.shared import SharedTrainer
-from shoal.run.trainer import BadNumbers, Trainer, part_of
+from shoal.run.trainer import BadNumbers, Trainer
 
 CHECKPOINTS_PER_RUN = 5
 

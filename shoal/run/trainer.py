@@ -12,6 +12,7 @@ from shoal.core.world import World
 from shoal.errors import ShoalError
 from shoal.host.world import HostWorld
 from shoal.learn import LEARNERS, Learner, Rollout
+from shoal.learn.learner import part_of
 from shoal.policy import Policy
 from shoal.run.build import make_policies, make_world
 from shoal.run.collect import Collector
@@ -267,17 +268,17 @@ class Books(NamedTuple):
     reports: dict[str, float]
 
 
+def lags_told(lags: list[int]) -> dict[str, float]:
+    """Metrics of how much older policies were when they acted than when it was learnt from."""
+    return {"train/lag_mean": sum(lags) / max(1, len(lags)), "train/lag_max": float(max(lags, default=0))}
+
+
 class BadNumbers(ShoalError):
     """NaN or infinity where there must be none, with the state of the env that made it."""
 
     def __init__(self, message: str, env_state: dict[str, Any]):
         super().__init__(message)
         self.env_state = env_state
-
-
-def part_of(state: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
-    """The entries under a prefix, without it."""
-    return {k[len(prefix) :]: v for k, v in state.items() if k.startswith(prefix)}
 
 
 @contextmanager

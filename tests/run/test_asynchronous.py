@@ -11,11 +11,10 @@ import shoal
 from shoal.cli import main
 from shoal.errors import ShoalError
 from shoal.run.asynchronous import AsyncTrainer, Handover
-from shoal.run.checkpoint import load_checkpoint
 from shoal.run.config import make_job
-from shoal.run.folder import RunFolder
 from shoal.run.train import load_run
 from shoal.run.trainer import Trainer
+from tests.run.test_q_learning import state_of
 from tests.run.test_runs import assert_same
 
 SMALL = dict(num_envs=8, rollout=4, eval_episodes=4, quiet=True, device="cpu", log_every=0.0)
@@ -27,10 +26,6 @@ KINDS = {
     "impala": dict(algo="impala"),
     "dqn": dict(algo="dqn", prioritised=True, **Q),
 }
-
-
-def state_of(run):
-    return load_checkpoint(RunFolder(run.path).pick("last"), "cpu").state
 
 
 @pytest.mark.parametrize("kind", KINDS)
