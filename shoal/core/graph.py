@@ -27,15 +27,23 @@ class Graphed:
         self.calls = 0
         self.graph: torch.cuda.CUDAGraph | None = None
 
+    @property
+    def warm(self) -> bool:
+        """Whether nothing is left to compile or to record: until then, no other thread may use the device."""
+        return self.calls > WARM_UP_CALLS
+
     def __call__(self) -> None:
-        if not self.enabled:
-            self.function()
-            return
         if self.graph is not None:
             self.graph.replay()
             return
+        self._first_calls()
+        self.calls += 1
+
+    def _first_calls(self) -> None:
+        if not self.enabled:
+            self.function()
+            return
         if self.calls < WARM_UP_CALLS:
-            self.calls += 1
             side = torch.cuda.Stream(self.device)
             side.wait_stream(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(side):
@@ -44,8 +52,7 @@ class Graphed:
             return
         self.graph = torch.cuda.CUDAGraph()
         # Something forgotten that holds device memory or a graph, found by the collector in the middle of a recording,
-        # would spoil it.
-        gc.collect()
+        # would spoil it. (To collect first would take half a second per graph once torch has compiled.)
         collecting = gc.isenabled()
         gc.disable()
         try:

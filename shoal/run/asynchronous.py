@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from shoal.core.graph import WARM_UP_CALLS
 from shoal.learn.rollout import Rollout
 from shoal.policy import Policy
 from shoal.run.config import Job
@@ -199,11 +198,10 @@ class AsyncTrainer(Trainer):
         def ready() -> bool:
             if self._closing:
                 return True
-            # While graphs are being recorded, nothing else may happen on the device.
-            warming = self._collect.enabled and self.iteration <= WARM_UP_CALLS + 1
-            ahead = self._begun - self.iteration
+            # While one thread compiles or records, the other must not act or learn.
+            warm = all(part.warm for part in (self._collect, self._store, *self._updates.values()))
             more = self._begun < self.job.train.iterations and not self._paused
-            return more and ahead <= (0 if warming else self.max_lag)
+            return more and self._begun - self.iteration <= (self.max_lag if warm else 0)
 
         with self._changed:
             self._changed.wait_for(ready)
