@@ -132,6 +132,7 @@ def test_a_cut_rollout_is_the_beginning_of_a_whole_one(schedule, kind, monkeypat
         for name, r in cut.collector.rollouts.items():
             assert torch.equal(r.observation[: r.stack], before[name])
             assert not r.cut.any()
+            assert r.alive.all() or kind == "groups"
         assert all(k == STEPS for _, k in ends(cut))
 
 
@@ -194,7 +195,7 @@ def test_a_replay_bootstraps_where_rollouts_were_cut(schedule, name, prioritised
     settings |= dict(replay_size=blocks * STEPS * ENVS)
     batch = "processes" if schedule == "first-come" else "serial"
     settings |= dict(batch=batch, learning_starts=10_000)
-    found = trainer(Gong(2, 8, None), schedule, name, kwargs={"longest": 30}, **settings)
+    found = trainer(Gong(2, 8), schedule, name, kwargs={"longest": 30}, **settings)
     with closing(found):
         made, cut = torch.zeros(blocks, STEPS, ENVS, dtype=torch.bool), torch.zeros(blocks, ENVS, dtype=torch.bool)
         for i in range(2 * blocks + 2):
