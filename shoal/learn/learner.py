@@ -107,6 +107,9 @@ class LearnerConfig:
     def check_processes(self, steps: int, lanes: int, core: bool, processes: int) -> None:
         """Refuse a number of processes that cannot share the work, each with so many lanes of its own."""
 
+    def check_cuts(self, core: bool) -> None:
+        """Refuse rollouts that are cut short, if this learner cannot use them."""
+
 
 class Learner:
     """Base of the learners. After every rollout: `store`, then `update` as often as is `due`.

@@ -105,6 +105,13 @@ class OffPolicyConfig(LearnerConfig):
                 f"use a --batch-size that is a multiple of {processes * each}."
             )
 
+    def check_cuts(self, core: bool) -> None:
+        if sum(self.span(core)):
+            raise ShoalError(
+                "--cut-short does not go with sequences out of a replay, which reach over several whole rollouts; "
+                "leave it out, or learn without a core."
+            )
+
     def updates_after(self, made: int) -> int:
         """Updates that are due in all after so many transitions since learning began: floor(ratio made / drawn)."""
         return int(Fraction(str(self.replay_ratio)) * max(0, made) / self.drawn)

@@ -154,7 +154,7 @@ class Replay:
         self.serial = torch.full((self.steps, envs), -1, dtype=torch.int32, device=self.device)
         """int32 [R, N]: number of the final observation of the episode truncated here, among all of its env; or -1."""
         final = rollout.final_observation
-        room = _final_room(final.shape[0], self.steps, each, self.time_limit)
+        room = _final_room(final.shape[0], self.steps, each, self.time_limit, rollout.cut is not None)
         self.finals = seen((room, *final.shape[1:]), dtype=final.dtype, device=self.device)
         self.final_alive = None if rollout.final_alive is None else zeros(room, envs, agents, dtype=torch.bool)
         self.final_count = zeros(envs, dtype=torch.int32)
@@ -392,9 +392,10 @@ class Replay:
         if sequences and rollout.state is not None:
             found += rollout.state[0].nbytes // stride
         final = rollout.final_observation
-        share = min(final.shape[0] / rollout.steps, 1 / FINAL_SHARE)
+        cuts = (rollout.cut is not None) / rollout.steps
+        share = min(final.shape[0] / rollout.steps, 1 / FINAL_SHARE + cuts)
         if rollout.time_limit is not None:
-            share = 1 / rollout.time_limit
+            share = 1 / rollout.time_limit + cuts
         return found + round(share * final[0].nbytes)
 
     @property
@@ -489,8 +490,12 @@ def _blocks(rows: torch.Tensor, each: int) -> torch.Tensor:
     return as_words(blocks, 1, word_bytes(rows[0]))
 
 
-def _final_room(slots: int, rows: int, each: int, time_limit: int | None) -> int:
-    """Final observations to keep per env: all that can be in the ring, or without a limit a share of its rows."""
+def _final_room(slots: int, rows: int, each: int, time_limit: int | None, cuts: bool) -> int:
+    """Final observations to keep per env: all that can be in the ring, or without a limit a share of its rows.
+
+    If rollouts are cut short, each has one more.
+    """
+    blocks = rows // each
     if time_limit is not None:
-        return max(slots, -(-rows // time_limit) + 1)
-    return min(slots * (rows // each), max(slots, rows // FINAL_SHARE))
+        return max(slots, -(-rows // time_limit) + 1 + cuts * blocks)
+    return min(slots * blocks, max(slots, rows // FINAL_SHARE) + cuts * blocks)

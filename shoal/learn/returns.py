@@ -99,17 +99,23 @@ def discounted_sum(
     reward: wp.array3d[float],
     terminated: wp.array2d[wp.bool],
     truncated: wp.array2d[wp.bool],
+    cut: wp.array[wp.bool],
     carry: wp.array2d[float],
     total: wp.array3d[float],
 ):
-    """R_t = gamma R_{t-1} + r_t within an episode; its spread is what rewards are divided by."""
+    """R_t = gamma R_{t-1} + r_t within an episode; its spread is what rewards are divided by.
+
+    Where the rollout was cut short, the episode goes on with the next one.
+    """
     running = carry[env, agent]
+    at_end = float(0.0)
     for t in range(reward.shape[1]):
         running = gamma * running + reward[env, t, agent]
         total[env, t, agent] = running
         if terminated[env, t] or truncated[env, t]:
+            at_end = running
             running = 0.0
-    carry[env, agent] = running
+    carry[env, agent] = wp.where(cut[env], at_end, running)
 
 
 def _by_env(tensor: torch.Tensor) -> torch.Tensor:
@@ -160,11 +166,13 @@ def advantage_plan(
 def discounted_plan(rollout: Rollout, carry: torch.Tensor, total: torch.Tensor, gamma: float) -> Plan:
     """Fills `total` [T, N, A] with running discounted sums of rewards; `carry` [N, A] lives on between rollouts."""
     envs, agents = rollout.reward.shape[1:]
+    never = torch.zeros(envs, dtype=torch.bool, device=carry.device)
     arguments = dict(
         gamma=gamma,
         reward=_by_env(rollout.reward),
         terminated=_by_env(rollout.terminated),
         truncated=_by_env(rollout.truncated),
+        cut=never if rollout.cut is None else rollout.cut,
         carry=carry,
         total=_by_env(total),
     )

@@ -48,6 +48,9 @@ class Rollout:
     """[2, N, A, S]: what agents remembered before row 0, and what they remember now, before row T (None: nothing)."""
     final_state: torch.Tensor | None
     """[K, N, A, S]: what they remembered when those final observations were made."""
+    cut: torch.Tensor | None
+    """[N]: whether the last truncation is none: the rollout was cut short, and the episode goes on in the next one
+    (None: rollouts are never cut short)."""
     epsilon: torch.Tensor | None
     """[N, A]: how often agents act at random (None: the policy's actions are drawn anyway)."""
     version: torch.Tensor
@@ -85,6 +88,9 @@ class Rollout:
             rows = getattr(self, name)
             if rows is not None:
                 rows[0].copy_(rows[-1])
+        if self.cut is not None and self.alive is not None:
+            self.cut.zero_()
+            self.alive[1:] = True  # of agents that never leave nobody writes it
 
     def settle(self, t: int, envs: slice = EVERYTHING) -> None:
         """After step t of some envs: how old episodes are, and no memory of those that have ended."""
@@ -95,6 +101,34 @@ class Rollout:
             grow(self.age[t, envs], ended, self.stack, out=self.age[t + 1, envs])
         if self.state is not None:
             self.state[-1, envs].masked_fill_(ended.view(-1, 1, 1), 0.0)
+
+    @property
+    def latest_cut(self) -> int:
+        """The most steps after which it can be cut short: what is seen with row T must fit into rows that are left."""
+        return self.steps - max(1, self.stack - 1)
+
+    def cut_short(self, steps: int, envs: torch.Tensor, going: torch.Tensor) -> None:
+        """Some envs, by number, have made only so many steps; the next rollout goes on with what they saw then.
+
+        The rows that are left repeat the last step, so that they hold nothing odd, but are nobody's experience. To
+        learners, episodes of envs `going` on are truncated; their final observations are in place.
+        """
+        whole, last, before = self.steps, steps - 1, self.stack - 1
+        seen = self.observation[steps : steps + self.stack, envs]
+        self.observation[steps + before : whole + before, envs] = self.observation[last + before, envs]
+        self.observation[whole:, envs] = seen
+        for rows in (self.age, self.alive, self.action_mask, self.acting):
+            if rows is not None:
+                rows[whole, envs] = rows[steps, envs]
+                rows[steps:whole, envs] = rows[last, envs]
+        for rows in (self.action, self.log_prob, self.value):
+            rows[steps:whole, envs] = rows[last, envs]
+        for rows in (self.alive, self.reward, self.terminated, self.truncated):
+            if rows is not None:
+                rows[steps:whole, envs] = 0
+        self.truncated[last, going] = True
+        if self.cut is not None:
+            self.cut[going] = True
 
     def begin(self) -> None:
         """All episodes begin with the next rollout."""
@@ -150,12 +184,14 @@ def allocate(
     device: torch.device,
     state_size: int = 0,
     explores: bool = False,
+    cuts: bool = False,
 ) -> Rollout:
     """Memory for `steps` steps of the groups that one policy acts for, their agents one after the other.
 
     There is room for `truncations` truncated episodes per env. The policy remembers `state_size` numbers per agent; if
-    it `explores`, agents act at random now and then.
+    it `explores`, agents act at random now and then; with `cuts`, rollouts may be cut short, once for every env.
     """
+    truncations = min(steps, truncations + cuts)
     batch = (num_envs, sum(g.agents for g in groups))
     see, act, stack = groups[0].observation, groups[0].action, groups[0].stack
 
@@ -165,7 +201,7 @@ def allocate(
     def ones(wanted: bool, *shape: int) -> torch.Tensor | None:
         return torch.ones(shape, dtype=torch.bool, device=device) if wanted else None
 
-    leaves = any(g.leaves for g in groups)
+    leaves = cuts or any(g.leaves for g in groups)
     return Rollout(
         observation=zeros(stack + steps, *batch, *see.shape, dtype=see.dtype),
         age=zeros(steps + 1, num_envs, dtype=torch.int32) if stack > 1 else None,
@@ -182,6 +218,7 @@ def allocate(
         acting=ones(any(g.every > 1 for g in groups), steps + 1, *batch),
         state=zeros(2, *batch, state_size) if state_size else None,
         final_state=zeros(truncations, *batch, state_size) if state_size else None,
+        cut=zeros(num_envs, dtype=torch.bool) if cuts else None,
         epsilon=zeros(*batch) if explores else None,
         version=zeros(1, dtype=torch.int32),
     )

@@ -130,13 +130,15 @@ class Collector:
         first_env: int = 0,
         compiled: bool = False,
         bf16: bool = False,
+        cuts: bool = False,
     ):
+        """With `cuts`, there is room for rollouts that are cut short."""
         self.world, self.policies, self.steps, self.bf16 = world, policies, steps, bf16
         teams = teams or {g.name: [g] for g in world.groups}
         device, envs = world.device, world.num_envs
         room = truncations(world.time_limit, steps)
         self.rollouts = {
-            name: allocate(groups, steps, envs, room, device, policies[name].state_size, policies[name].explores)
+            name: allocate(groups, steps, envs, room, device, policies[name].state_size, policies[name].explores, cuts)
             for name, groups in teams.items()
         }
         self.counter = torch.zeros(1, dtype=torch.int32, device=device)

@@ -96,6 +96,9 @@ class TrainConfig:
     processes: int = 1
     """Processes that share out the envs and average their gradients, on CPU cores or on the GPUs there are. All other
     numbers mean the whole run. Under torchrun or srun, those that were started."""
+    cut_short: float = 0.0
+    """Of several processes with envs on the host, those that have made a quarter of their rollout end it when this
+    share of all has finished (0: never; 0.6 is good). Nobody waits for a straggler, but runs do not repeat."""
     run_dir: Path | None = None
     """Folder of this run (default: a new one under runs/)."""
     deterministic: bool = False
@@ -179,6 +182,10 @@ class TrainConfig:
         for name in ("gpus", "processes"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ShoalError(f"--{name} must be at least 1, got {getattr(self, name)}.")
+        if not 0 <= self.cut_short < 1:
+            raise ShoalError(f"--cut-short must be at least 0 and below 1, got {self.cut_short}.")
+        if self.cut_short and self.asynchronous:
+            raise ShoalError("--cut-short is for rollouts that all processes wait for: use it or --asynchronous.")
         if self.max_lag < 0:
             raise ShoalError(f"--max-lag must not be negative, got {self.max_lag}.")
         if self.learn_device is not None and not self.asynchronous:
@@ -260,6 +267,18 @@ class Job:
             own.learn.check_rollout(self.train.rollout, lanes, core)
             count = self.train.processes
             own.learn.check_processes(self.train.rollout, lanes // count, core, count)
+
+    def check_cuts(self) -> None:
+        """Refuse --cut-short where rollouts cannot be cut short."""
+        if not self.train.cut_short:
+            return
+        if world_class(self.world).on_device:
+            raise ShoalError(
+                f"--cut-short is for envs on the host: a rollout of {self.world} is made in one go; leave it out."
+            )
+        for name in self.teams():
+            own = self.for_policy(name)
+            own.learn.check_cuts(own.train.core != "none")
 
     def to_json(self) -> str:
         parts = {"world": self.world, "train": asdict(self.train), "learn": asdict(self.learn)}
@@ -475,4 +494,5 @@ def _settled(job: Job, device: str) -> Job:
 
         job = replace(job, train=replace(job.train, num_envs=most_envs(job)))
     job.check_samples()
+    job.check_cuts()
     return job

@@ -84,14 +84,13 @@ def estimate(job: Job, free: int | None = None) -> Estimate:
         world = make_world(nowhere, COUNTED)
         policies = make_policies(nowhere, world)
     rollout = acting = update = update_limit = replay = 0
-    steps, kept = job.train.rollout, truncations(world.time_limit, job.train.rollout)
+    steps, cuts = job.train.rollout, job.train.cut_short > 0
+    room = truncations(world.time_limit, steps)
     for name, groups in job.teams().items():
         inside = [world.group(g.name) for g in groups]
         agents = sum(g.agents for g in inside)
         policy = policies[name]
-        memory = allocate(
-            inside, steps, COUNTED, kept, torch.device("meta"), policy.state_size, explores=policy.explores
-        )
+        memory = allocate(inside, steps, COUNTED, room, torch.device("meta"), policy.state_size, policy.explores, cuts)
         memory.time_limit = world.time_limit
         rollout += memory.nbytes // COUNTED + steps * agents * 4 * policy.head.noise_width
         # How episodes end, before it is put in its place; how many places are taken; actions as the world wants them.
@@ -115,7 +114,7 @@ def estimate(job: Job, free: int | None = None) -> Estimate:
             # Advantages and targets; weights of samples where agents leave; the order of PPO's samples or sequences.
             per_step = 2 + (memory.alive is not None or memory.acting is not None)
             ordered = (1 if policy.state_size else steps) if hasattr(learn, "minibatches") else 0
-            rollout += 4 * agents * (steps * per_step + ordered + kept + 1)
+            rollout += 4 * agents * (steps * per_step + ordered + memory.final_observation.shape[0] + 1)
             update = max(update, bytes_each * agents * steps // getattr(learn, "minibatches", 1))
             whole = activation_memory(torch.device(job.train.device))
             update_limit = max(update_limit, learn.pass_size * bytes_each if learn.pass_size else whole)

@@ -10,6 +10,7 @@ again, and they go on from the last checkpoint.
 import contextlib
 import gc
 import json
+import math
 import os
 import re
 import signal
@@ -168,10 +169,11 @@ class Processes:
     Every process must make the same calls in the same order.
     """
 
-    def __init__(self, reducer: Reducer = ALONE, talk: Any = None):
-        """`talk` is torch's group for what the hosts tell one another."""
-        self.reducer, self._talk = reducer, talk
+    def __init__(self, reducer: Reducer = ALONE, talk: Any = None, store: Any = None):
+        """`talk` is torch's group for what the hosts tell one another, `store` where they leave notes meanwhile."""
+        self.reducer, self._talk, self._store = reducer, talk, store
         self.rank, self.size = reducer.rank, reducer.size
+        self._lines = 0
 
     @property
     def leads(self) -> bool:
@@ -212,6 +214,13 @@ class Processes:
         agreed = torch.tensor(wishes)
         dist.all_reduce(agreed, dist.ReduceOp.MAX, self._talk)
         return tuple(agreed.tolist())
+
+    def finish_line(self, share: float) -> "FinishLine | None":
+        """What ends rollouts when a share of the processes has finished theirs; None if nothing is to (0)."""
+        if not share:
+            return None
+        self._lines += 1
+        return FinishLine(self._store, f"finished/{self._lines}", share, self.size)
 
     def share(self, job: Job) -> Job:
         """The job as this process alone would have it: its envs, and its part of a replay."""
@@ -286,6 +295,31 @@ class Processes:
         return out
 
 
+class FinishLine:
+    """Tells a process in the midst of a rollout whether enough others have finished theirs.
+
+    It is a count of all rollouts in the store of the processes. Before they make the next one, all wait for one another
+    to learn from the last; so whatever is beyond whole rounds was finished in this one.
+    """
+
+    def __init__(self, store: Any, key: str, share: float, size: int):
+        self._store, self._key, self._size = store, key, size
+        self._before = 0
+        """Rollouts of the rounds before, those of all processes."""
+        self.enough = min(math.ceil(round(share * size, 6)), size - 1)
+        """How many processes: the share of them, and at most all others."""
+
+    def passed(self) -> bool:
+        """Whether so many have finished."""
+        return self._store is not None and self._store.add(self._key, 0) - self._before >= self.enough
+
+    def cross(self) -> None:
+        """This process has finished too, or will make no more."""
+        if self._store is not None:
+            self._store.add(self._key, 1)
+            self._before += self._size
+
+
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     """A contiguous tensor as one row of bytes, over the same memory."""
     return tensor.view(-1).view(torch.uint8)
@@ -312,8 +346,9 @@ def joined(job: Job) -> Iterator[tuple[Job, Processes]]:
         apart = None not in cards and len(set(cards)) == place.size
         group = dist.new_group(backend="nccl") if apart else talk
         reducer = GroupReducer(group, place.rank, place.size, not apart)
+        store = dist.distributed_c10d._get_default_store()
         try:
-            yield replace(job, train=replace(job.train, device=device)), Processes(reducer, talk)
+            yield replace(job, train=replace(job.train, device=device)), Processes(reducer, talk, store)
         except RuntimeError as error:
             if _is_lost(error):
                 raise Lost(f"Process {place.rank} of {place.size} has lost another one.") from error
@@ -504,9 +539,11 @@ def _note(file: Path, outcome: Outcome) -> None:
 
 
 def _is_lost(error: RuntimeError) -> bool:
-    """Whether this is what gloo or NCCL say when another process is gone."""
+    """Whether this is what gloo, NCCL or the store say when another process is gone."""
     text = str(error)
-    return any(word in text for word in ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe"))
+    return isinstance(error, dist.DistNetworkError) or any(
+        word in text for word in ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe")
+    )
 
 
 def _watch(outcome: Path, parent: int) -> None:

@@ -6,6 +6,7 @@ does depends on its own observations and noise alone, so all three make the same
 """
 
 import time
+from collections.abc import Callable
 from typing import NamedTuple, get_args
 
 import numpy as np
@@ -17,6 +18,7 @@ from shoal.host.config import Schedule
 from shoal.host.world import HostWorld
 from shoal.learn.rollout import stacked
 from shoal.run.collect import Collector
+from shoal.run.processes import FinishLine
 
 TRIAL_SECONDS = 0.4
 """How long each schedule is tried before one is chosen."""
@@ -26,6 +28,9 @@ TRIAL_STEPS = 8
 CLEARLY = 1.03
 """How much faster than lockstep, the simplest, another schedule must be."""
 
+LEAST_SHARE = 4
+"""A rollout that is cut short has one step in so many of a whole one, or more."""
+
 
 class Span(NamedTuple):
     """Neighbouring envs that stand at the same step of a rollout."""
@@ -34,13 +39,21 @@ class Span(NamedTuple):
     rows: slice
 
 
+def _never(steps: int) -> bool:
+    return False
+
+
 class HostCollector(Collector):
     """Fills rollouts from a host world, by the schedule that its settings name."""
 
     world: HostWorld
 
-    def __init__(self, *given, graph: bool = True, **named):
-        super().__init__(*given, **named)
+    def __init__(self, *given, graph: bool = True, line: FinishLine | None = None, **named):
+        """With a `line`, rollouts end where others have finished theirs."""
+        super().__init__(*given, cuts=line is not None, **named)
+        self.line = line
+        self._made: list[float] = []
+        """Share of each rollout since the last reading that was made."""
         self.schedule = self.world.config.schedule
         self._measured = ""
         self._graphs = (
@@ -67,30 +80,71 @@ class HostCollector(Collector):
     def collect(self) -> None:
         self._begin()
         self._taken[:] = 0
-        self._serve(self.schedule, self.steps)
+        if self.line is None:
+            self._serve(self.schedule, self.steps)
+        else:
+            self._race(self.line)
         self.counter.add_(1)
+
+    # --- rollouts that are cut short -------------------------------------------------------------------------------
+
+    def _race(self, line: FinishLine) -> None:
+        """Make a rollout, or as much of it as there is time for until enough others have finished theirs."""
+        least = -(-self.steps // LEAST_SHARE)
+        made = self._serve(self.schedule, self.steps, lambda t: least <= t <= self._latest and line.passed())
+        line.cross()
+        each = np.repeat(made, [rows.stop - rows.start for rows in self.world.bunches])
+        self._made.append(float(each.mean()) / self.steps)
+        for steps in {*made} - {self.steps}:
+            self._cut_short(steps, (each == steps).nonzero()[0])
+
+    def _cut_short(self, steps: int, envs: np.ndarray) -> None:
+        """Envs have made only so many steps. What they see then is kept, as if episodes under way were truncated."""
+        flags, where = next(iter(self.rollouts.values())), torch.from_numpy(envs).to(self.world.device)
+        over = (flags.terminated[steps - 1, where] | flags.truncated[steps - 1, where]).cpu().numpy()
+        going = envs[~over]
+        for name, r in self.rollouts.items():
+            assert r.alive is not None
+            self._final[name][where] = r.observation[steps + r.stack - 1, where]
+            self._final_alive[name][where] = r.alive[steps, where]
+            if len(going):
+                self._keep_final(name, steps - 1, going)
+            r.cut_short(steps, where, torch.from_numpy(going).to(where))
+
+    @property
+    def _latest(self) -> int:
+        """The most steps after which a rollout can be cut short."""
+        return min(r.latest_cut for r in self.rollouts.values())
+
+    def read_made(self) -> float:
+        """Of the steps that the rollouts since the last reading were to have, the share that was made."""
+        made, self._made = self._made, []
+        return sum(made) / max(1, len(made))
 
     # --- schedules -------------------------------------------------------------------------------------------------
 
-    def _serve(self, schedule: str, steps: int) -> None:
+    def _serve(self, schedule: str, steps: int, stops: Callable[[int], bool] = _never) -> list[int]:
+        """So many steps of all envs, or fewer if it `stops` after some; returns how many each bunch has made."""
         count = len(self.world.bunches)
         if schedule == "first-come":
-            self._first_come(steps)
-        elif schedule == "alternating":
-            self._in_turn([range(count // 2), range(count // 2, count)], steps)
-        else:
-            self._in_turn([range(count)], steps)
+            return self._first_come(steps, stops)
+        halves = [range(count // 2), range(count // 2, count)]
+        return [self._in_turn(halves if schedule == "alternating" else [range(count)], steps, stops)] * count
 
-    def _in_turn(self, parts: list[range], steps: int) -> None:
+    def _in_turn(self, parts: list[range], steps: int, stops: Callable[[int], bool]) -> int:
         """One part after the other acts and is sent off; by the time it is awaited, the others have acted."""
-        for t in range(steps + 1):
+        t, last = -1, False
+        while not last:
+            t += 1
+            last = t == steps or stops(t)
             for part in parts:
                 if t:
                     self.world.take(part, len(part))
-                self._turn(part, t, last=t == steps)
-                if t < steps:
+                self._turn(part, t, last)
+                if not last:
                     self.world.wait_for_actions()
                     self.world.send(part)
+        return t
 
     def _turn(self, part: range, t: int, last: bool) -> None:
         """Put what a part brought into its row; then, but for the last time, its agents choose what to do next.
@@ -120,10 +174,14 @@ class HostCollector(Collector):
                     self._act(self.policies[name], *self._views(name, span))
             self.world.give(self._actions(span), rows)
 
-    def _first_come(self, steps: int) -> None:
-        """Whenever half of the bunches are ready, they act; every bunch makes the same number of steps."""
+    def _first_come(self, steps: int, stops: Callable[[int], bool]) -> list[int]:
+        """Whenever half of the bunches are ready, they act; every bunch makes the same number of steps.
+
+        Unless it stops: then each ends after the step it is at.
+        """
         count = len(self.world.bunches)
         enough, at = -(-count // 2), [0] * count
+        ends, asked = [steps] * count, 0
         ready, running = list(range(count)), set()
         while ready or running:
             if len(ready) >= enough or not running:
@@ -136,8 +194,14 @@ class HostCollector(Collector):
             running.difference_update(done)
             for bunch in done:
                 at[bunch] += 1
-                if at[bunch] < steps:
-                    ready.append(bunch)
+            ready += [bunch for bunch in done if at[bunch] < ends[bunch]]
+            if sum(at) // count > asked:  # once per step of all
+                asked = sum(at) // count
+                if stops(asked):
+                    begun = [max(1, t + (bunch in running)) for bunch, t in enumerate(at)]
+                    ends = [t if t <= self._latest else steps for t in begun]
+                    ready = [bunch for bunch in ready if at[bunch] < ends[bunch]]
+        return at
 
     def _choose_schedule(self, seed: int, first_env: int) -> None:
         """Try each schedule for a moment; the run begins afterwards from the same seed, whichever is chosen."""

@@ -430,7 +430,7 @@ class _Session:
         now = time.monotonic()
         elapsed = max(1e-9, now - self._logged_at)
         steps = trainer.steps
-        fps = (steps - self._logged_steps) / elapsed
+        fps = values.get("time/made", 1.0) * (steps - self._logged_steps) / elapsed
         overall = (steps - self._first_steps) / max(1e-9, now - self._start)
         values["time/fps"] = fps
         values["time/agent_fps"] = fps * trainer.agent_steps / max(1, steps)

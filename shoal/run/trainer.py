@@ -30,7 +30,7 @@ class Counted:
 
     @property
     def steps(self) -> int:
-        """Env steps so far."""
+        """Env steps so far, those of rollouts that were cut short included."""
         return self.iteration * self.job.train.steps_per_iteration
 
     @property
@@ -60,7 +60,7 @@ class Trainer(Counted):
         teams = {name: [self.world.group(g.name) for g in groups] for name, groups in job.teams().items()}
         collector, more = Collector, {}
         if isinstance(self.world, HostWorld):
-            collector, more = HostCollector, dict(graph=config.graph)
+            collector, more = HostCollector, dict(graph=config.graph, line=processes.finish_line(config.cut_short))
         self.collector = collector(
             self.world,
             self._actors(),
@@ -155,6 +155,10 @@ class Trainer(Counted):
             prefix = f"train/{name}/" if len(self.policies) > 1 else "train/"
             found.update({prefix + key: value for key, value in learner.read_metrics().items()})
             found[f"{prefix}learning_rate"] = float(learner.optimiser.lr)
+        if isinstance(self.collector, HostCollector) and self.collector.line is not None:
+            made = torch.tensor(self.collector.read_made(), device=self.world.device)
+            self.processes.reducer.average(made)
+            found["time/made"] = float(made)
         self.check_finite()
         return found
 

@@ -10,6 +10,7 @@ from shoal.policy import ActorCritic, mlp_torso
 from shoal.run.config import make_job
 from shoal.run.trainer import Trainer
 from shoal.worlds import KERNEL_WORLDS, world_class
+from tests.host.test_cut_short import Gong
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a cuda GPU")
 
@@ -169,10 +170,12 @@ def test_resume_on_a_gpu_is_exact(tmp_path):
     assert [name for name in a if not torch.equal(a[name], b[name])] == []
 
 
-def host_experience(world, schedule, graph, updates=5, **settings):
+def host_experience(world, schedule, graph, updates=5, cuts=(), **settings):
     host = dict(schedule=schedule, phase=4, workers=2, **settings.pop("world_config", {}))
     sizes = dict(num_envs=8, rollout=8, minibatches=2, epochs=1, total_steps=100_000, compile="off", precision="fp32")
     trainer = Trainer(make_job(world, device="cuda", graph=graph, world_config=host, **(sizes | settings)))
+    if cuts:
+        trainer.collector.line = Gong(*cuts)
     made = []
     with closing(trainer.world):
         for _ in range(updates):
@@ -196,4 +199,17 @@ def test_host_worlds_make_the_same_experience_by_every_schedule_with_and_without
     plain = host_experience(world, "lockstep", False, **settings)
     for schedule, graph in (("lockstep", True), ("alternating", True), ("first-come", True), ("alternating", False)):
         for a, b in zip(plain, host_experience(world, schedule, graph, **settings), strict=True):
+            torch.testing.assert_close(a.float(), b.float(), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("world", "settings"),
+    [("ale:pong", {}), ("gym:Pendulum-v1", dict(world_config=dict(batch="processes"), core="gru", core_size=8))],
+)
+def test_host_rollouts_that_are_cut_short_are_the_same_with_and_without_graphs(world, settings):
+    pytest.importorskip("ale_py")
+    settings = dict(settings, cut_short=0.5, cuts=(2, None, 1), updates=9)
+    plain = host_experience(world, "lockstep", False, **settings)
+    for schedule in ("lockstep", "alternating"):
+        for a, b in zip(plain, host_experience(world, schedule, True, **settings), strict=True):
             torch.testing.assert_close(a.float(), b.float(), rtol=1e-3, atol=1e-3)

@@ -1,5 +1,6 @@
 """Small environments for the tests: what they do follows from their seed and their actions."""
 
+import os
 import time
 from pathlib import Path
 
@@ -129,3 +130,15 @@ class Hunt:
 
     def close(self):
         pass
+
+
+class Slow(Walk):
+    """Walk, whose steps take their time in the second of several processes."""
+
+    def __init__(self, seconds: float = 0.002, **kwargs):
+        super().__init__(**kwargs)
+        self.seconds = seconds if os.environ.get("RANK") == "1" else 0.0
+
+    def step(self, action):
+        time.sleep(self.seconds)
+        return super().step(action)

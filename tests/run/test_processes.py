@@ -171,6 +171,39 @@ def test_each_process_shuffles_its_own_samples(pair):
     assert all(sorted(order) == list(range(STEPS // 2)) for order in orders)
 
 
+SLOW = f"{Path(__file__).parents[1] / 'host' / 'envs.py'}:Slow"
+
+
+def raced(processes: Processes, share: float, settings: dict) -> tuple:
+    """The share of each rollout that this process has made, all processes' share, and the parameters here."""
+    trainer = Trainer(make_job(SLOW, cut_short=share, **settings), processes)
+    made = []
+    for _ in range(4):
+        trainer.iterate()
+        made.append(float(trainer.collector.rollouts["agent"].alive[:-1].float().mean()))
+    told = trainer.read_metrics().get("time/made")
+    flat = torch.cat([optimiser.flat for optimiser in trainer.learners["agent"].optimisers.values()])
+    trainer.close()
+    return made, told, flat.numpy().copy()
+
+
+@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+def test_nobody_waits_for_a_straggler(pair, algo):
+    """The second process is slow: its rollouts end when the first has finished, and both learn from all there is."""
+    settings = dict(num_envs=8, rollout=32, device="cpu", hidden=(16,), total_steps=1024, algo=algo)
+    settings |= dict(Q) if algo == "dqn" else dict(minibatches=2, epochs=2)
+    settings["world_config"] = dict(batch="serial", phase=0, schedule="lockstep")
+    (all_made, told, first), (some_made, also_told, second) = pair.run(raced, 0.5, settings)
+    assert all(max(both) == 1.0 for both in zip(all_made, some_made, strict=True))
+    assert min(some_made) < 1.0 <= max(all_made)
+    assert min(all_made + some_made) >= 0.25
+    assert told == also_told == pytest.approx(sum(all_made + some_made) / 8)
+    assert (first == second).all()
+    for made, told, _ in pair.run(raced, 0.0, settings):
+        assert made == [1.0] * 4
+        assert told is None
+
+
 def spoilt(processes: Processes) -> str:
     """A number of the second process is bad."""
     trainer = Trainer(make_job("cartpole", **SMALL, total_steps=4 * STEPS), processes)

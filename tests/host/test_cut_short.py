@@ -1,0 +1,276 @@
+"""Rollouts that end before they are full: what was made of them is learnt from, and episodes go on in the next one."""
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+import torch
+import torch.distributed as dist
+
+from shoal.errors import ShoalError
+from shoal.host.world import HostWorld
+from shoal.run.config import make_job
+from shoal.run.memory import estimate
+from shoal.run.processes import FinishLine, Processes
+from shoal.run.trainer import Trainer
+from tests.host.envs import Walk
+
+HERE = Path(__file__).parent / "envs.py"
+ENVS, STEPS, LEAST = 6, 20, 5
+gymnasium.register("Strider-v0", Walk, max_episode_steps=30)
+SCHEDULES = ("lockstep", "alternating", "first-come")
+
+
+class Gong:
+    """In place of a finish line: it is passed when asked for the so-manieth time in a rollout, if ever."""
+
+    def __init__(self, *asks: int | None):
+        self.asks, self.count, self.rollout = asks, 0, 0
+
+    def passed(self) -> bool:
+        self.count += 1
+        at = self.asks[self.rollout % len(self.asks)]
+        return at is not None and self.count >= at
+
+    def cross(self) -> None:
+        self.count, self.rollout = 0, self.rollout + 1
+
+
+def trainer(gong=None, schedule="lockstep", name="Walk", kwargs=None, batch="serial", **settings) -> Trainer:
+    host = dict(batch=batch, workers=2, schedule=schedule, phase=5, env_kwargs=kwargs or {})
+    default = dict(num_envs=ENVS, rollout=STEPS, total_steps=10_000, minibatches=1, epochs=1, device="cpu")
+    if settings.get("algo", "ppo") != "ppo":
+        del default["minibatches"], default["epochs"]
+    default["cut_short"] = 0.5
+    made = Trainer(make_job(name if ":" in name else f"{HERE}:{name}", world_config=host, **default | settings))
+    collector: Any = made.collector
+    collector.line, serve = gong or collector.line, collector._serve
+
+    def spied(*given):
+        collector.bunches_made = serve(*given)
+        return collector.bunches_made
+
+    collector._serve = spied
+    return made
+
+
+def rows(tensor: torch.Tensor | None, start: int, count: int, envs) -> torch.Tensor:
+    """Some rows of some envs; nothing of what is not there."""
+    return torch.zeros(0) if tensor is None else tensor[start : start + count, envs].clone()
+
+
+def ends(made: Any) -> list[tuple[slice, int]]:
+    """How many steps each bunch has made."""
+    return list(zip(made.world.bunches, made.collector.bunches_made, strict=True))
+
+
+KINDS = {
+    "plain": dict(kwargs={"longest": 40}),
+    "truncated": dict(kwargs={"truncate": True, "longest": 8}, time_limit=7),
+    "stacked": dict(kwargs={"truncate": True}, frame_stack=3, time_limit=12, normalise_observation=True),
+    "recurrent": dict(core="lstm", core_size=8, kwargs={"truncate": True}),
+    "groups": dict(name="Hunt"),
+    "nobody leaves": dict(kwargs={"longest": 40}),
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cut_rollout_is_the_beginning_of_a_whole_one(schedule, kind, monkeypatch):
+    """And to a learner it is what a shorter one would be; the next one goes on where it stopped."""
+    if kind == "nobody leaves":
+        monkeypatch.setattr(HostWorld, "_loses", classmethod(lambda cls, config: False))
+    close = dict(rtol=1e-4, atol=1e-5) if schedule == "first-come" else dict(rtol=0, atol=0)
+    cut, whole = trainer(Gong(4), schedule, **KINDS[kind]), trainer(Gong(None), schedule, **KINDS[kind])
+    with closing(cut), closing(whole):
+        cut.collect()
+        whole.collect()
+        made = ends(cut)
+        assert all(k == STEPS for _, k in ends(whole))
+        short = {}
+        for envs, k in made:
+            assert k == LEAST + 3 or (schedule == "first-come" and LEAST <= k < STEPS)
+            if k not in short:
+                short[k] = trainer(Gong(None), "lockstep", **KINDS[kind] | dict(rollout=k))
+                short[k].collect()
+            for name, a in cut.collector.rollouts.items():
+                b, c = whole.collector.rollouts[name], short[k].collector.rollouts[name]
+                for field in ("action", "log_prob", "reward", "terminated", "alive", "age"):
+                    torch.testing.assert_close(
+                        rows(getattr(a, field), 0, k, envs), rows(getattr(b, field), 0, k, envs), **close
+                    )
+                seen = k + a.stack - 1
+                torch.testing.assert_close(rows(a.observation, 0, seen, envs), rows(b.observation, 0, seen, envs))
+                assert (a.terminated | a.truncated)[k - 1, envs].all()
+                assert not (a.terminated | a.truncated)[k:, envs].any()
+                assert not a.alive[k:STEPS, envs].any()
+                # Where it stopped: what the whole rollout saw then, and what a shorter one hands on.
+                for other, row in ((b, k), (c, k)):
+                    torch.testing.assert_close(
+                        rows(a.observation, STEPS, a.stack, envs), rows(other.observation, row, a.stack, envs)
+                    )
+                    for field in ("age", "alive"):
+                        assert torch.equal(
+                            rows(getattr(a, field), STEPS, 1, envs), rows(getattr(other, field), row, 1, envs)
+                        )
+                torch.testing.assert_close(rows(a.state, 1, 1, envs), rows(c.state, 1, 1, envs), rtol=1e-4, atol=1e-5)
+        for each in (cut, *short.values()):
+            for learner in each.learners.values():
+                learner._prepare()
+        for envs, k in made:
+            for name, learner in cut.learners.items():
+                for field in ("advantage", "target"):
+                    ours, theirs = getattr(learner, field), getattr(short[k].learners[name], field)
+                    torch.testing.assert_close(ours[:k, envs], theirs[:k, envs], rtol=1e-3, atol=1e-4)
+        for each in short.values():
+            each.close()
+        before = {name: r.observation[STEPS:].clone() for name, r in cut.collector.rollouts.items()}
+        cut.collector.line = Gong(None)
+        cut.collect()
+        for name, r in cut.collector.rollouts.items():
+            assert torch.equal(r.observation[: r.stack], before[name])
+            assert not r.cut.any()
+            assert r.alive.all() or kind == "groups"
+        assert all(k == STEPS for _, k in ends(cut))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_episodes_go_on_through_rollouts_that_are_cut(schedule):
+    """Row after row, the envs walk on; statistics and what rewards are scaled by do not notice."""
+    gong = Gong(1, None, 9, 2)
+    batch = "processes" if schedule == "first-come" else "serial"
+    found = trainer(gong, schedule, kwargs={"longest": 30}, batch=batch, normalise_reward=True, gamma=0.9)
+    with closing(found):
+        seen, rewards, over = ([[] for _ in range(ENVS)] for _ in range(3))
+        for _ in range(8):
+            found.collect()
+            r = found.collector.rollouts["agent"]
+            for env in range(ENVS):
+                k = int(r.alive[:-1, env, 0].sum())
+                seen[env] += r.observation[:k, env, 0].tolist()
+                rewards[env] += r.reward[:k, env, 0].tolist()
+                over[env] += (r.terminated | r.truncated)[:k, env].tolist()
+                if r.cut[env]:
+                    over[env][-1] = False
+            found.learn()
+        episodes, lengths = found.world.statistics().episodes, found.world.statistics().length_sum
+        for env in range(ENVS):
+            running, begun = 0.0, seen[env][0][1]
+            for t, (reward, ended) in enumerate(zip(rewards[env], over[env], strict=True)):
+                running = reward + 0.9 * running
+                if ended:
+                    running = 0.0
+                if t + 1 < len(over[env]):
+                    place, at, end = seen[env][t + 1]
+                    assert at == (0.0 if ended else seen[env][t][1] + 1)
+                    assert ended == (seen[env][t][1] + 1 == seen[env][t][2])
+                    if not ended:
+                        assert place == pytest.approx(reward)
+                        assert end == seen[env][t][2]
+            assert int(episodes[env]) - sum(over[env]) in (0, 1, 2)  # some ended before the first rollout
+            assert float(found.learners["agent"].reward_carry[env, 0]) == pytest.approx(running, rel=1e-4, abs=1e-4)
+            assert begun >= 0
+        assert int(lengths.sum()) >= sum(len(each) for each in over) - 30 * ENVS
+        made = sum(len(each) for each in over)
+        assert found.read_metrics()["time/made"] == pytest.approx(made / (8 * STEPS * ENVS))
+        assert made < 8 * STEPS * ENVS
+
+
+@pytest.mark.parametrize(
+    ("schedule", "name", "prioritised"),
+    [
+        ("alternating", "Walk", False),
+        ("first-come", "Walk", True),
+        ("alternating", "gym:Strider-v0", False),
+        ("lockstep", "gym:Strider-v0", True),
+    ],
+)
+def test_a_replay_bootstraps_where_rollouts_were_cut(schedule, name, prioritised):
+    """Windows end there with what was seen next, stacks reach back over the gap, and nothing in it is drawn."""
+    n, gamma = 3, 0.9
+    blocks = 6
+    settings = dict(algo="dqn", n_step=n, gamma=gamma, prioritised=prioritised, frame_stack=2)
+    settings |= dict(replay_size=blocks * STEPS * ENVS)
+    batch = "processes" if schedule == "first-come" else "serial"
+    settings |= dict(batch=batch, learning_starts=10_000)
+    found = trainer(Gong(2, 8), schedule, name, kwargs={"longest": 30}, **settings)
+    with closing(found):
+        made, cut = torch.zeros(blocks, STEPS, ENVS, dtype=torch.bool), torch.zeros(blocks, ENVS, dtype=torch.bool)
+        for i in range(2 * blocks + 2):
+            found.collect()
+            r = found.collector.rollouts["agent"]
+            made[i % blocks], cut[i % blocks] = r.alive[:-1, :, 0], r.cut
+            found._store()
+        replay = found.learners["agent"].replay
+        crossed = 0
+        for _ in range(20):
+            sample = replay.sample(64)
+            row, env = sample.place // ENVS, sample.place % ENVS
+            lives = made[row // STEPS, row % STEPS, env]
+            assert torch.equal(sample.weight > 0, lives)
+            assert lives.all() or not prioritised
+            seen, later = sample.seen.view(-1, 2, 3)[lives], sample.later.view(-1, 2, 3)[lives]
+            for frames in (seen, later):  # two frames of one episode, one step apart
+                torch.testing.assert_close(frames[:, 0, 1], (frames[:, 1, 1] - 1).clamp(min=0))
+                assert torch.equal(frames[:, 0, 2], frames[:, 1, 2])
+            on = sample.discount[lives] > 0
+            went = later[:, 1, 1] - seen[:, 1, 1]
+            torch.testing.assert_close(sample.discount[lives][on], gamma ** went[on])
+            assert torch.equal(later[on, 1, 2], seen[on, 1, 2])
+            for i, e, steps in zip(row[lives][on].tolist(), env[lives][on].tolist(), went[on].tolist(), strict=True):
+                left = int(made[i // STEPS, i % STEPS :, e].sum()) if cut[i // STEPS, e] else STEPS
+                assert steps == min(n, left)
+                crossed += left < n
+        assert crossed > 10
+
+
+def test_memory_of_rollouts_that_may_be_cut_is_told():
+    found = []
+    for share in (0.0, 0.5):
+        made = trainer(name="gym:Strider-v0", cut_short=share)
+        with closing(made):
+            held = made.collector.nbytes + sum(learner.nbytes for learner in made.learners.values())
+            found.append((estimate(made.job).rollout, held // ENVS))
+    assert found[1][0] - found[0][0] == found[1][1] - found[0][1] > 0
+
+
+def test_alone_nothing_is_cut():
+    made = trainer()
+    with closing(made):
+        made.iterate()
+        assert made.read_metrics()["time/made"] == 1.0
+
+
+def test_the_line_is_passed_when_enough_have_crossed_it():
+    store = dist.HashStore()
+    lines = [FinishLine(store, "key", 0.6, 5) for _ in range(5)]
+    for _ in range(3):
+        for i, line in enumerate(lines):
+            assert line.passed() == (i >= 3)
+            line.cross()
+    assert [FinishLine(store, "", share, size).enough for share, size in ((0.7, 10), (0.6, 2), (0.1, 4))] == [7, 1, 1]
+    assert Processes().finish_line(0.0) is None
+
+
+@pytest.mark.parametrize(
+    ("world", "settings", "told"),
+    [
+        ("cartpole", dict(cut_short=0.6), "for envs on the host"),
+        ("gym:CartPole-v1", dict(cut_short=1.0), "below 1"),
+        ("gym:CartPole-v1", dict(cut_short=0.6, asynchronous=True), "--asynchronous"),
+        ("gym:CartPole-v1", dict(cut_short=0.6, algo="r2d2"), "sequences"),
+    ],
+)
+def test_where_nothing_can_be_cut_it_is_refused(world, settings, told):
+    with pytest.raises(ShoalError, match=told):
+        make_job(world, device="cpu", **settings)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_short_rollout_of_a_long_stack_has_no_room_for_a_cut(schedule):
+    found = trainer(Gong(1), schedule, frame_stack=8, rollout=8)
+    with closing(found):
+        found.collect()
+        assert {k for _, k in ends(found)} == {8}
