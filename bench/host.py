@@ -22,6 +22,7 @@ from peers import take_turns  # and with it Shoal, before torch: see shoal/__ini
 from shoal.core.launch import cpu_threads
 from shoal.run import bench
 from shoal.run.config import make_job
+from shoal.run.train import make_trainer
 from shoal.run.trainer import Trainer
 from shoal.worlds import world_class
 
@@ -204,9 +205,25 @@ def device(seconds):
         steps = job.train.steps_per_iteration
         contestants[f"rollouts, {schedule}"] = (_waiting(trainer.collect), steps)
         contestants[f"PPO, {schedule}"] = (_waiting(trainer.iterate), steps)
+    contestants["PPO, asynchronous"] = asynchronous(ENVS)
     rates = take_turns(contestants, seconds)
     peers = [(name, "ale-py alone") for name in contestants if name != "ale-py alone"]
     return rows_of("device", f"pong, {ENVS} envs", rates, [*peers, ("PPO, alternating", "PPO, lockstep")])
+
+
+def asynchronous(envs, rollouts=8):
+    """PPO that learns while others act; between its turns it rests, and nothing that it has made is lost."""
+    job = make_job("ale:pong", algo="appo", num_envs=envs, rollout=64, total_steps=1e9)
+    trainer = make_trainer(job)
+
+    def call():
+        for _ in range(rollouts):
+            trainer.iterate()
+        with trainer.still():
+            pass
+
+    call()
+    return _waiting(call), rollouts * job.train.steps_per_iteration
 
 
 def _waiting(call):

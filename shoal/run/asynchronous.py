@@ -125,6 +125,8 @@ class AsyncTrainer(Trainer):
         self._lags.append(self.iteration - finished.version)
         self.learn()
         self._publish()
+        if self._learn_device.type == "cuda":
+            torch.cuda.current_stream(self._learn_device).synchronize()  # sync: lag and waiting are told as they are
         with self._changed:
             self.iteration += 1
             self._changed.notify_all()
