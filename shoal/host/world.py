@@ -23,7 +23,10 @@ from shoal.host.sources import Source, gym_spec
 from shoal.host.spaces import action_space, observation_space
 
 TURNS = 2
-"""Bunches per worker: what alternates, and what is served first-come."""
+"""Bunches per worker, if it has as many envs: what alternates, and what is served first-come."""
+
+Rows = slice | np.ndarray
+"""Some envs: a range, or their numbers."""
 
 
 class HostWorld(World):
@@ -161,6 +164,7 @@ class HostWorld(World):
             self._arrays[f"{team.name}.alive"][...] = True
             self._arrays[f"{team.name}.final_alive"][...] = True
         self._host = {name: torch.from_numpy(self._arrays[name]) for name in self._arrays.layout}
+        self._numbers = np.arange(n)
         self._ended = np.zeros(n, dtype=bool)
         self._length = np.zeros(n, dtype=np.int64)
         self._episodes, self._length_sum, self._last_length = (np.zeros(n, dtype=np.int64) for _ in range(3))
@@ -190,7 +194,9 @@ class HostWorld(World):
         turns = self._turns
         if config.batch == "serial":
             return Serial(source, self._arrays, split(self.num_envs, turns), self.limit, self.repeat)
-        workers = max(1, min(config.workers or cpu_threads(), self.num_envs // turns))
+        workers = min(config.workers or cpu_threads(), self.num_envs)
+        if self.num_envs < workers * turns:
+            turns = 1
         return Processes(
             source,
             self._arrays,
@@ -316,10 +322,13 @@ class HostWorld(World):
         """Rows of the envs that are sent and awaited together."""
         return self._start().bunches
 
-    def give(self, actions: Mapping[str, torch.Tensor], rows: slice) -> None:
-        """Put actions [env, agent, ...] of all envs where the engine reads those of some rows."""
+    def give(self, actions: Mapping[str, torch.Tensor], rows: Rows) -> None:
+        """Put actions [env, agent, ...] of some rows where the engine reads them: from the device, those of a range."""
         for name, action in actions.items():
-            self._host[f"{name}.action"][rows].copy_(action[rows], non_blocking=True)
+            if action.device.type == "cpu":
+                self._arrays[f"{name}.action"][rows] = action.numpy()
+            else:
+                self._host[f"{name}.action"][rows].copy_(action, non_blocking=True)
 
     def wait_for_actions(self) -> None:
         """Until the device has brought what was given."""
@@ -330,24 +339,38 @@ class HostWorld(World):
         """Set bunches going with the actions that were given."""
         self._started().send(bunches)
 
-    def cut(self, rows: slice) -> np.ndarray:
-        """Envs among these rows that were truncated in their last step."""
-        flags = self._arrays["truncated"][rows] & ~self._arrays["terminated"][rows] & ~self.lost[rows]
-        return flags.nonzero()[0] + rows.start
+    def cut(self, rows: Rows) -> np.ndarray:
+        """Which of these rows were truncated in their last step, as a mask."""
+        return self._arrays["truncated"][rows] & ~(self._arrays["terminated"][rows] | self.lost[rows])
 
     def take(self, bunches: Collection[int], enough: int) -> list[int]:
         """Wait until enough of these bunches are done; keeps the books of their envs and says which they are."""
         engine = self._started()
         done = engine.wait(bunches, enough)
-        ranges = joined([engine.bunches[bunch] for bunch in done])
-        for rows in ranges:
-            self.lost[rows] = False
-        for bunch in engine.lost.intersection(done):
+        rows = self._rows(done)
+        self.lost[rows] = False
+        self._mark_lost(done)
+        self._book(rows)
+        return done
+
+    def look_for_lost(self, bunches: Collection[int]) -> None:
+        """Bunches that were taken but not yet shown may be lost since, with a worker that others kept busy."""
+        if self._started().lost:
+            self._mark_lost(bunches)
+            self._forget(self.lost)
+
+    def _mark_lost(self, bunches: Collection[int]) -> None:
+        engine = self._started()
+        for bunch in engine.lost.intersection(bunches):
             engine.lost.discard(bunch)
             self.lost[engine.bunches[bunch]] = True
-        for rows in ranges:
-            self._book(rows)
-        return done
+
+    def _rows(self, bunches: Sequence[int]) -> Rows:
+        """The envs of bunches in ascending order, as a range if they are neighbours."""
+        found = [self.bunches[bunch] for bunch in bunches]
+        if bunches[-1] - bunches[0] == len(bunches) - 1:
+            return slice(found[0].start, found[-1].stop)
+        return np.concatenate([np.arange(rows.start, rows.stop) for rows in found])
 
     def _run(self, bunches: Sequence[int]) -> None:
         engine = self._start()
@@ -355,20 +378,20 @@ class HostWorld(World):
         self.take(bunches, len(bunches))
         self._arrays["order"][:] = STEP
 
-    def _book(self, rows: slice) -> None:
+    def _book(self, rows: Rows) -> None:
         """Lengths and returns of the episodes of some rows, after a step."""
         arrays = self._arrays
-        ended = self._ended[rows]
-        np.logical_or(arrays["terminated"][rows], arrays["truncated"][rows], out=ended)
+        ended = arrays["terminated"][rows] | arrays["truncated"][rows]
         if arrays["order"][rows].any() or arrays["skipped"][rows].any() or self.lost[rows].any():
-            self._book_some(rows, ended)
+            ended &= self._book_some(rows)
         else:
             self._length[rows] += 1
             for name, total in self._return.items():
                 total[rows] += arrays[f"{name}.reward"][rows]
+        self._ended[rows] = ended
         if not ended.any():
             return
-        envs = ended.nonzero()[0] + rows.start
+        envs = self._numbers[rows][ended]
         self._episodes[envs] += 1
         self._length_sum[envs] += self._length[envs]
         self._last_length[envs] = self._length[envs]
@@ -377,42 +400,59 @@ class HostWorld(World):
             self._return_sum[name][envs] += self._last_return[name][envs]
         self._forget(envs)
 
-    def _book_some(self, rows: slice, ended: np.ndarray) -> None:
-        """The same where some envs did not take a step: held, begun anew, lost, or sitting one out."""
+    def _book_some(self, rows: Rows) -> np.ndarray:
+        """The same where some envs did not take a step: held, begun anew, lost, or sitting one out. Who did?"""
         arrays = self._arrays
         moved = ~((arrays["order"][rows] != STEP) | arrays["skipped"][rows] | self.lost[rows])
-        ended &= moved
         self._length[rows] += moved
         for name, total in self._return.items():
             total[rows] += np.where(moved[:, None], arrays[f"{name}.reward"][rows], 0.0)
         self._forget(self.lost)
+        return moved
 
-    def show(self, rows: slice, into: Outputs) -> None:
-        """Copy what a step of some rows brought to the device; it can be recorded in a graph."""
-        self._copy(into.terminated, "terminated", rows)
-        self._copy(into.truncated, "truncated", rows)
-        self._show(("observation", "reward", "alive"), rows, into)
+    def show(self, rows: slice | torch.Tensor, into: Outputs, t: torch.Tensor | None = None) -> None:
+        """Copy what a step of some rows brought to the device; it can be recorded in a graph.
+
+        With `t`, which gives each of the rows its step, all are tensors of numbers, and `into` is [step, env, ...].
+        """
+        self._copy(into.terminated, "terminated", rows, t)
+        self._copy(into.truncated, "truncated", rows, t)
+        self._show(("observation", "reward", "alive"), rows, into, t)
+        if type(self).shape_reward is HostWorld.shape_reward:
+            return
+        place = rows if t is None else (t, rows)
         for out in into.groups.values():
-            self.shape_reward(out.reward[rows])
+            reward = out.reward[place]
+            self.shape_reward(reward)
+            if t is not None:
+                out.reward[place] = reward
 
-    def show_final(self, rows: slice, into: Outputs) -> None:
+    def show_final(self, rows: Rows, into: Outputs) -> None:
         """The same for what was seen last in episodes that have just ended, if any has."""
         if self._ended[rows].any():
-            self._show(("final_observation", "final_alive"), rows, into)
+            place = rows if isinstance(rows, slice) else torch.from_numpy(rows).to(self.device)
+            self._show(("final_observation", "final_alive"), place, into)
 
-    def _show(self, names: tuple[str, ...], rows: slice, into: Outputs) -> None:
+    def _show(
+        self, names: tuple[str, ...], rows: slice | torch.Tensor, into: Outputs, t: torch.Tensor | None = None
+    ) -> None:
         for group in self.groups:
             for name in names:
                 target = getattr(into.groups[group.name], name)
                 if target is not None:
-                    self._copy(target, f"{group.name}.{name}", rows)
+                    self._copy(target, f"{group.name}.{name}", rows, t)
 
-    def _copy(self, target: torch.Tensor, name: str, rows: slice) -> None:
+    def _copy(self, target: torch.Tensor, name: str, rows: slice | torch.Tensor, t: torch.Tensor | None = None) -> None:
         if self.device.type == "cpu" and target.dtype != torch.bfloat16:
             # Not with torch, whose threads would wake up and take their cores from the envs.
-            target.numpy()[rows] = self._arrays[name][rows]
-        else:
+            some = rows if isinstance(rows, slice) else rows.numpy()
+            target.numpy()[some if t is None else (t.numpy(), some)] = self._arrays[name][some]
+        elif isinstance(rows, slice):
             target[rows].copy_(self._host[name][rows], non_blocking=True)
+        else:
+            # One copy, whichever envs they are; of those under way nothing is read.
+            brought = self._host[name].to(self.device, non_blocking=True)[rows].to(target.dtype)
+            target[rows if t is None else (t, rows)] = brought
 
     def shape_reward(self, reward: torch.Tensor) -> None:
         """Change what learners see of the reward, in place; statistics are of the reward itself."""
@@ -518,17 +558,6 @@ def _probe(source: Source) -> list[Team]:
         return teams_of(env)
     finally:
         env.close()
-
-
-def joined(ranges: Sequence[slice]) -> list[slice]:
-    """Ranges of rows with neighbours made one."""
-    found: list[slice] = []
-    for rows in ranges:
-        if found and found[-1].stop == rows.start:
-            found[-1] = slice(found[-1].start, rows.stop)
-        else:
-            found.append(rows)
-    return found
 
 
 def _pin(whole: np.ndarray) -> bool:
