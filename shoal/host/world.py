@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -347,7 +348,7 @@ class HostWorld(World):
         """Wait until enough of these bunches are done; keeps the books of their envs and says which they are."""
         engine = self._started()
         done = engine.wait(bunches, enough)
-        rows = self._rows(done)
+        rows = _rows([engine.bunches[bunch] for bunch in done])
         self.lost[rows] = False
         self._mark_lost(done)
         self._book(rows)
@@ -365,13 +366,6 @@ class HostWorld(World):
             engine.lost.discard(bunch)
             self.lost[engine.bunches[bunch]] = True
 
-    def _rows(self, bunches: Sequence[int]) -> Rows:
-        """The envs of bunches in ascending order, as a range if they are neighbours."""
-        found = [self.bunches[bunch] for bunch in bunches]
-        if bunches[-1] - bunches[0] == len(bunches) - 1:
-            return slice(found[0].start, found[-1].stop)
-        return np.concatenate([np.arange(rows.start, rows.stop) for rows in found])
-
     def _run(self, bunches: Sequence[int]) -> None:
         engine = self._start()
         engine.send(bunches)
@@ -382,14 +376,14 @@ class HostWorld(World):
         """Lengths and returns of the episodes of some rows, after a step."""
         arrays = self._arrays
         ended = arrays["terminated"][rows] | arrays["truncated"][rows]
-        if arrays["order"][rows].any() or arrays["skipped"][rows].any() or self.lost[rows].any():
+        if any(np.count_nonzero(flags) for flags in (arrays["order"], arrays["skipped"], self.lost)):
             ended &= self._book_some(rows)
         else:
             self._length[rows] += 1
             for name, total in self._return.items():
                 total[rows] += arrays[f"{name}.reward"][rows]
         self._ended[rows] = ended
-        if not ended.any():
+        if not np.count_nonzero(ended):
             return
         envs = self._numbers[rows][ended]
         self._episodes[envs] += 1
@@ -415,44 +409,49 @@ class HostWorld(World):
 
         With `t`, which gives each of the rows its step, all are tensors of numbers, and `into` is [step, env, ...].
         """
-        self._copy(into.terminated, "terminated", rows, t)
-        self._copy(into.truncated, "truncated", rows, t)
-        self._show(("observation", "reward", "alive"), rows, into, t)
+        from_rows, to_rows = self._ways(rows, t)
+        self._copy(into.terminated, to_rows, "terminated", from_rows)
+        self._copy(into.truncated, to_rows, "truncated", from_rows)
+        self._show(("observation", "reward", "alive"), from_rows, into, to_rows)
         if type(self).shape_reward is HostWorld.shape_reward:
             return
-        place = rows if t is None else (t, rows)
         for out in into.groups.values():
-            reward = out.reward[place]
+            reward = out.reward[to_rows]
             self.shape_reward(reward)
             if t is not None:
-                out.reward[place] = reward
+                out.reward[to_rows] = reward
 
     def show_final(self, rows: Rows, into: Outputs) -> None:
         """The same for what was seen last in episodes that have just ended, if any has."""
         if self._ended[rows].any():
-            place = rows if isinstance(rows, slice) else torch.from_numpy(rows).to(self.device)
-            self._show(("final_observation", "final_alive"), place, into)
+            from_rows, to_rows = self._ways(rows if isinstance(rows, slice) else torch.from_numpy(rows).to(self.device))
+            self._show(("final_observation", "final_alive"), from_rows, into, to_rows)
 
-    def _show(
-        self, names: tuple[str, ...], rows: slice | torch.Tensor, into: Outputs, t: torch.Tensor | None = None
-    ) -> None:
+    def _ways(self, rows: slice | torch.Tensor, t: torch.Tensor | None = None) -> tuple[Any, Any]:
+        """Indices to take rows from the shared arrays and to put them where they are shown; of NumPy on a CPU."""
+        if isinstance(rows, slice):
+            return rows, rows
+        if self.device.type == "cpu":
+            return rows.numpy(), rows.numpy() if t is None else (t.numpy(), rows.numpy())
+        return rows, rows if t is None else (t, rows)
+
+    def _show(self, names: tuple[str, ...], from_rows: Any, into: Outputs, to_rows: Any) -> None:
         for group in self.groups:
             for name in names:
                 target = getattr(into.groups[group.name], name)
                 if target is not None:
-                    self._copy(target, f"{group.name}.{name}", rows, t)
+                    self._copy(target, to_rows, f"{group.name}.{name}", from_rows)
 
-    def _copy(self, target: torch.Tensor, name: str, rows: slice | torch.Tensor, t: torch.Tensor | None = None) -> None:
+    def _copy(self, target: torch.Tensor, to_rows: Any, name: str, from_rows: Any) -> None:
         if self.device.type == "cpu" and target.dtype != torch.bfloat16:
             # Not with torch, whose threads would wake up and take their cores from the envs.
-            some = rows if isinstance(rows, slice) else rows.numpy()
-            target.numpy()[some if t is None else (t.numpy(), some)] = self._arrays[name][some]
-        elif isinstance(rows, slice):
-            target[rows].copy_(self._host[name][rows], non_blocking=True)
+            target.numpy()[to_rows] = self._arrays[name][from_rows]
+        elif isinstance(from_rows, slice):
+            target[to_rows].copy_(self._host[name][from_rows], non_blocking=True)
         else:
-            # One copy, whichever envs they are; of those under way nothing is read.
-            brought = self._host[name].to(self.device, non_blocking=True)[rows].to(target.dtype)
-            target[rows if t is None else (t, rows)] = brought
+            # One copy, whichever envs they are; what is there of envs under way is left.
+            brought = self._host[name].to(self.device, non_blocking=True)
+            target[to_rows] = brought[from_rows].to(target.dtype)
 
     def shape_reward(self, reward: torch.Tensor) -> None:
         """Change what learners see of the reward, in place; statistics are of the reward itself."""
@@ -558,6 +557,13 @@ def _probe(source: Source) -> list[Team]:
         return teams_of(env)
     finally:
         env.close()
+
+
+def _rows(ranges: Sequence[slice]) -> Rows:
+    """Ranges in ascending order as one, or if they are no neighbours, the numbers in them."""
+    if all(a.stop == b.start for a, b in pairwise(ranges)):
+        return slice(ranges[0].start, ranges[-1].stop)
+    return np.concatenate([np.arange(rows.start, rows.stop) for rows in ranges])
 
 
 def _pin(whole: np.ndarray) -> bool:

@@ -23,11 +23,11 @@ TRIAL_SECONDS = 0.4
 
 TRIAL_STEPS = 8
 
-PARTS = 2
-"""First-come, as many of the bunches as this are served at once: one part of so many."""
-
 CLEARLY = 1.03
 """How much faster than lockstep, the simplest, another schedule must be."""
+
+ENOUGH, MOST = 4, 2
+"""First-come, bunches act as soon as a quarter of them is ready, and no more than half of them at once."""
 
 
 class HostCollector(Collector):
@@ -118,17 +118,18 @@ class HostCollector(Collector):
             self.world.give(self._actions(t, rows), rows)
 
     def _first_come(self, steps: int) -> None:
-        """Whenever a part of the bunches is ready, they act; every bunch makes the same number of steps.
+        """Whenever enough bunches are ready, they act; every bunch makes the same number of steps.
 
         What a bunch brought is put into its row when it acts next, and at the end for all of them at once.
         """
         count = len(self.world.bunches)
         at = np.zeros(count, dtype=np.int64)
+        most = -(-count // MOST)
         ready, running = list(range(count)), set()
         while ready or running:
-            enough = -(-(len(ready) + len(running)) // PARTS)
-            if len(ready) >= enough or not running:
-                batch, ready = sorted(ready[:enough]), ready[enough:]
+            enough = -(-(len(ready) + len(running)) // ENOUGH)
+            if len(ready) >= enough:
+                batch, ready = sorted(ready[:most]), ready[most:]
                 self._go(batch, at[batch])
                 running.update(batch)
                 continue
@@ -142,17 +143,14 @@ class HostCollector(Collector):
     def _go(self, bunches: list[int], at: np.ndarray) -> None:
         """The policies act for these bunches, each at its step; then they are set going."""
         world = self.world
-        most = -(-len(world.bunches) // PARTS)
         world.look_for_lost(bunches)
-        if most == 1:
+        if len(world.bunches) <= MOST:  # one at a time: a range at one step, as in turns
             self._turn(range(bunches[0], bunches[0] + 1), int(at[0]), last=False)
             world.wait_for_actions()
         else:
-            sizes = [rows.stop - rows.start for rows in world.bunches]
             if self._batch is None:
-                self._batch = _Batch(self, sum(sorted(sizes)[-most:]))
-            envs = np.concatenate([self._envs[world.bunches[bunch]] for bunch in bunches])
-            self._batch.turn(np.repeat(at, [sizes[bunch] for bunch in bunches]), envs)
+                self._batch = _Batch(self)
+            self._batch.turn(bunches, at)
         world.send(bunches)
 
     def _choose_schedule(self, seed: int, first_env: int) -> None:
@@ -225,13 +223,13 @@ class HostCollector(Collector):
     def _ends(self, t: int | np.ndarray, rows: slice | np.ndarray) -> "Lost | None":
         """See to episodes that step t of these envs ended; returns which were lost in it, if any."""
         cut, lost = self.world.cut(rows), self.world.lost[rows]
-        if cut.any():
+        if np.count_nonzero(cut):
             steps, envs = self._at(t, rows, cut)
             self.world.show_final(envs, self._all_rows)
             for name in self.rollouts:
                 self._keep_final(name, steps, envs)
             self._taken[envs] += 1
-        return self._at(t, rows, lost) if lost.any() else None
+        return self._at(t, rows, lost) if np.count_nonzero(lost) else None
 
     def _at(self, t: int | np.ndarray, rows: slice | np.ndarray, which: np.ndarray) -> "Lost":
         """Steps and numbers of the envs among these rows that a mask names."""
@@ -297,24 +295,31 @@ class _Batch:
     does the same several times.
     """
 
-    def __init__(self, collector: HostCollector, size: int):
+    def __init__(self, collector: HostCollector):
         self.collector = collector
-        device = collector.world.device
+        device, bunches = collector.world.device, collector.world.bunches
+        self._rows = [np.arange(rows.start, rows.stop) for rows in bunches]
+        self._sizes = np.array([len(rows) for rows in self._rows])
+        most = -(-len(bunches) // MOST)
+        size = int(np.sort(self._sizes)[-most:].sum())
         self._asked = torch.zeros(2, size, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._places = self._asked.to(device)
         """[2, size]: steps and envs; on a CPU, this is what is asked itself."""
         self._stages = [_Stage(collector, name, size) for name in collector.policies]
         self._run = Graphed(self._serve, device, collector._graphs, collector._pool)
 
-    def turn(self, steps: np.ndarray, envs: np.ndarray) -> None:
-        """Put what these envs brought into its place; then their agents choose what they do at these steps."""
-        collector, count, asked = self.collector, len(envs), self._asked.numpy()
-        for row, numbers in zip(asked, (steps, envs), strict=True):
-            row[:count], row[count:] = numbers, numbers[-1]
+    def turn(self, bunches: list[int], at: np.ndarray) -> None:
+        """Put what these bunches brought into its place; then their agents choose what they do at these steps."""
+        collector, asked = self.collector, self._asked.numpy()
+        steps, envs = np.repeat(at, self._sizes[bunches]), np.concatenate([self._rows[bunch] for bunch in bunches])
+        count = len(envs)
+        asked[0, :count], asked[1, :count] = steps, envs
+        if count < asked.shape[1]:
+            asked[:, count:] = asked[:, count - 1 : count]
         begun = steps > 0
-        before, which = (steps - 1)[begun], envs[begun]
+        before, which = (steps - 1, envs) if begun.all() else ((steps - 1)[begun], envs[begun])
         lost = collector._ends(before, which)
-        if lost is None and begun.all():
+        if lost is None and which is envs:
             self._run()
         else:
             self._upload()
