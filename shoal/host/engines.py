@@ -159,6 +159,8 @@ class Processes(Engine):
         self._cores = sorted(os.sched_getaffinity(0)) if pin and hasattr(os, "sched_getaffinity") else []
         self._poll = select.poll()
         self._done: set[int] = set()
+        self._heard = 0.0
+        """A time since when all workers that have something to do have given a sign of life, or a time before it."""
         self.workers: list[_Worker] = []
         self._by_descriptor: dict[int, _Worker] = {}
         try:
@@ -215,9 +217,8 @@ class Processes(Engine):
 
     def _listen(self, patience: float) -> None:
         """Take the answers that are there; wait for one at most until somebody must be given up."""
-        now = time.monotonic()
-        ends = [w.since + patience for w in self.workers if w.running or not w.ready]
-        for descriptor, _ in self._poll.poll(max(0.0, min(ends, default=now) - now) * 1e3 + 1.0):
+        left = self._heard + patience - time.monotonic()
+        for descriptor, _ in self._poll.poll(max(0.0, left) * 1e3 + 1.0):
             # While one worker was replaced, others were listened to: what poll saw may have been taken since.
             worker = self._by_descriptor.get(descriptor)
             if worker is None:
@@ -239,9 +240,12 @@ class Processes(Engine):
                         worker.running.discard(answer)
                         self._done.add(answer * self._count + worker.number)
         now = time.monotonic()
+        if now < self._heard + patience:
+            return
         for worker in list(self.workers):
             if (worker.running or not worker.ready) and now > worker.since + patience:
                 self._replace(worker, Fault(f"did not answer for {patience:g} s and was killed"))
+        self._heard = min((w.since for w in self.workers if w.running or not w.ready), default=now)
 
     def _await_ready(self, workers: list[_Worker]) -> None:
         while not all(w.ready for w in workers):

@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,7 +24,10 @@ from shoal.host.sources import Source, gym_spec
 from shoal.host.spaces import action_space, observation_space
 
 TURNS = 2
-"""Bunches per worker: what alternates, and what is served first-come."""
+"""Bunches per worker, if it has as many envs: what alternates, and what is served first-come."""
+
+Rows = slice | np.ndarray
+"""Some envs: a range, or their numbers."""
 
 
 class HostWorld(World):
@@ -161,6 +165,7 @@ class HostWorld(World):
             self._arrays[f"{team.name}.alive"][...] = True
             self._arrays[f"{team.name}.final_alive"][...] = True
         self._host = {name: torch.from_numpy(self._arrays[name]) for name in self._arrays.layout}
+        self._numbers = np.arange(n)
         self._ended = np.zeros(n, dtype=bool)
         self._length = np.zeros(n, dtype=np.int64)
         self._episodes, self._length_sum, self._last_length = (np.zeros(n, dtype=np.int64) for _ in range(3))
@@ -190,7 +195,9 @@ class HostWorld(World):
         turns = self._turns
         if config.batch == "serial":
             return Serial(source, self._arrays, split(self.num_envs, turns), self.limit, self.repeat)
-        workers = max(1, min(config.workers or cpu_threads(), self.num_envs // turns))
+        workers = min(config.workers or cpu_threads(), self.num_envs)
+        if self.num_envs < workers * turns:
+            turns = 1
         return Processes(
             source,
             self._arrays,
@@ -316,10 +323,13 @@ class HostWorld(World):
         """Rows of the envs that are sent and awaited together."""
         return self._start().bunches
 
-    def give(self, actions: Mapping[str, torch.Tensor], rows: slice) -> None:
-        """Put actions [env, agent, ...] of all envs where the engine reads those of some rows."""
+    def give(self, actions: Mapping[str, torch.Tensor], rows: Rows) -> None:
+        """Put actions [env, agent, ...] of some rows where the engine reads them: from the device, those of a range."""
         for name, action in actions.items():
-            self._host[f"{name}.action"][rows].copy_(action[rows], non_blocking=True)
+            if action.device.type == "cpu":
+                self._arrays[f"{name}.action"][rows] = action.numpy()
+            else:
+                self._host[f"{name}.action"][rows].copy_(action, non_blocking=True)
 
     def wait_for_actions(self) -> None:
         """Until the device has brought what was given."""
@@ -330,24 +340,31 @@ class HostWorld(World):
         """Set bunches going with the actions that were given."""
         self._started().send(bunches)
 
-    def cut(self, rows: slice) -> np.ndarray:
-        """Envs among these rows that were truncated in their last step."""
-        flags = self._arrays["truncated"][rows] & ~self._arrays["terminated"][rows] & ~self.lost[rows]
-        return flags.nonzero()[0] + rows.start
+    def cut(self, rows: Rows) -> np.ndarray:
+        """Which of these rows were truncated in their last step, as a mask."""
+        return self._arrays["truncated"][rows] & ~(self._arrays["terminated"][rows] | self.lost[rows])
 
     def take(self, bunches: Collection[int], enough: int) -> list[int]:
         """Wait until enough of these bunches are done; keeps the books of their envs and says which they are."""
         engine = self._started()
         done = engine.wait(bunches, enough)
-        ranges = joined([engine.bunches[bunch] for bunch in done])
-        for rows in ranges:
-            self.lost[rows] = False
-        for bunch in engine.lost.intersection(done):
+        rows = _rows([engine.bunches[bunch] for bunch in done])
+        self.lost[rows] = False
+        self._mark_lost(done)
+        self._book(rows)
+        return done
+
+    def look_for_lost(self, bunches: Collection[int]) -> None:
+        """Bunches that were taken but not yet shown may be lost since, with a worker that others kept busy."""
+        if self._started().lost:
+            self._mark_lost(bunches)
+            self._forget(self.lost)
+
+    def _mark_lost(self, bunches: Collection[int]) -> None:
+        engine = self._started()
+        for bunch in engine.lost.intersection(bunches):
             engine.lost.discard(bunch)
             self.lost[engine.bunches[bunch]] = True
-        for rows in ranges:
-            self._book(rows)
-        return done
 
     def _run(self, bunches: Sequence[int]) -> None:
         engine = self._start()
@@ -355,20 +372,20 @@ class HostWorld(World):
         self.take(bunches, len(bunches))
         self._arrays["order"][:] = STEP
 
-    def _book(self, rows: slice) -> None:
+    def _book(self, rows: Rows) -> None:
         """Lengths and returns of the episodes of some rows, after a step."""
         arrays = self._arrays
-        ended = self._ended[rows]
-        np.logical_or(arrays["terminated"][rows], arrays["truncated"][rows], out=ended)
-        if arrays["order"][rows].any() or arrays["skipped"][rows].any() or self.lost[rows].any():
-            self._book_some(rows, ended)
+        ended = arrays["terminated"][rows] | arrays["truncated"][rows]
+        if any(np.count_nonzero(flags) for flags in (arrays["order"], arrays["skipped"], self.lost)):
+            ended &= self._book_some(rows)
         else:
             self._length[rows] += 1
             for name, total in self._return.items():
                 total[rows] += arrays[f"{name}.reward"][rows]
-        if not ended.any():
+        self._ended[rows] = ended
+        if not np.count_nonzero(ended):
             return
-        envs = ended.nonzero()[0] + rows.start
+        envs = self._numbers[rows][ended]
         self._episodes[envs] += 1
         self._length_sum[envs] += self._length[envs]
         self._last_length[envs] = self._length[envs]
@@ -377,42 +394,64 @@ class HostWorld(World):
             self._return_sum[name][envs] += self._last_return[name][envs]
         self._forget(envs)
 
-    def _book_some(self, rows: slice, ended: np.ndarray) -> None:
-        """The same where some envs did not take a step: held, begun anew, lost, or sitting one out."""
+    def _book_some(self, rows: Rows) -> np.ndarray:
+        """The same where some envs did not take a step: held, begun anew, lost, or sitting one out. Who did?"""
         arrays = self._arrays
         moved = ~((arrays["order"][rows] != STEP) | arrays["skipped"][rows] | self.lost[rows])
-        ended &= moved
         self._length[rows] += moved
         for name, total in self._return.items():
             total[rows] += np.where(moved[:, None], arrays[f"{name}.reward"][rows], 0.0)
         self._forget(self.lost)
+        return moved
 
-    def show(self, rows: slice, into: Outputs) -> None:
-        """Copy what a step of some rows brought to the device; it can be recorded in a graph."""
-        self._copy(into.terminated, "terminated", rows)
-        self._copy(into.truncated, "truncated", rows)
-        self._show(("observation", "reward", "alive"), rows, into)
+    def show(self, rows: slice | torch.Tensor, into: Outputs, t: torch.Tensor | None = None) -> None:
+        """Copy what a step of some rows brought to the device; it can be recorded in a graph.
+
+        With `t`, which gives each of the rows its step, all are tensors of numbers, and `into` is [step, env, ...].
+        """
+        from_rows, to_rows = self._ways(rows, t)
+        self._copy(into.terminated, to_rows, "terminated", from_rows)
+        self._copy(into.truncated, to_rows, "truncated", from_rows)
+        self._show(("observation", "reward", "alive"), from_rows, into, to_rows)
+        if type(self).shape_reward is HostWorld.shape_reward:
+            return
         for out in into.groups.values():
-            self.shape_reward(out.reward[rows])
+            reward = out.reward[to_rows]
+            self.shape_reward(reward)
+            if t is not None:
+                out.reward[to_rows] = reward
 
-    def show_final(self, rows: slice, into: Outputs) -> None:
+    def show_final(self, rows: Rows, into: Outputs) -> None:
         """The same for what was seen last in episodes that have just ended, if any has."""
         if self._ended[rows].any():
-            self._show(("final_observation", "final_alive"), rows, into)
+            from_rows, to_rows = self._ways(rows if isinstance(rows, slice) else torch.from_numpy(rows).to(self.device))
+            self._show(("final_observation", "final_alive"), from_rows, into, to_rows)
 
-    def _show(self, names: tuple[str, ...], rows: slice, into: Outputs) -> None:
+    def _ways(self, rows: slice | torch.Tensor, t: torch.Tensor | None = None) -> tuple[Any, Any]:
+        """Indices to take rows from the shared arrays and to put them where they are shown; of NumPy on a CPU."""
+        if isinstance(rows, slice):
+            return rows, rows
+        if self.device.type == "cpu":
+            return rows.numpy(), rows.numpy() if t is None else (t.numpy(), rows.numpy())
+        return rows, rows if t is None else (t, rows)
+
+    def _show(self, names: tuple[str, ...], from_rows: Any, into: Outputs, to_rows: Any) -> None:
         for group in self.groups:
             for name in names:
                 target = getattr(into.groups[group.name], name)
                 if target is not None:
-                    self._copy(target, f"{group.name}.{name}", rows)
+                    self._copy(target, to_rows, f"{group.name}.{name}", from_rows)
 
-    def _copy(self, target: torch.Tensor, name: str, rows: slice) -> None:
+    def _copy(self, target: torch.Tensor, to_rows: Any, name: str, from_rows: Any) -> None:
         if self.device.type == "cpu" and target.dtype != torch.bfloat16:
             # Not with torch, whose threads would wake up and take their cores from the envs.
-            target.numpy()[rows] = self._arrays[name][rows]
+            target.numpy()[to_rows] = self._arrays[name][from_rows]
+        elif isinstance(from_rows, slice):
+            target[to_rows].copy_(self._host[name][from_rows], non_blocking=True)
         else:
-            target[rows].copy_(self._host[name][rows], non_blocking=True)
+            # One copy, whichever envs they are; what is there of envs under way is left.
+            brought = self._host[name].to(self.device, non_blocking=True)
+            target[to_rows] = brought[from_rows].to(target.dtype)
 
     def shape_reward(self, reward: torch.Tensor) -> None:
         """Change what learners see of the reward, in place; statistics are of the reward itself."""
@@ -520,15 +559,11 @@ def _probe(source: Source) -> list[Team]:
         env.close()
 
 
-def joined(ranges: Sequence[slice]) -> list[slice]:
-    """Ranges of rows with neighbours made one."""
-    found: list[slice] = []
-    for rows in ranges:
-        if found and found[-1].stop == rows.start:
-            found[-1] = slice(found[-1].start, rows.stop)
-        else:
-            found.append(rows)
-    return found
+def _rows(ranges: Sequence[slice]) -> Rows:
+    """Ranges in ascending order as one, or if they are no neighbours, the numbers in them."""
+    if all(a.stop == b.start for a, b in pairwise(ranges)):
+        return slice(ranges[0].start, ranges[-1].stop)
+    return np.concatenate([np.arange(rows.start, rows.stop) for rows in ranges])
 
 
 def _pin(whole: np.ndarray) -> bool:

@@ -92,15 +92,21 @@ class Rollout:
             self.cut.zero_()
             self.alive[1:] = True  # of agents that never leave nobody writes it
 
-    def settle(self, t: int, envs: slice = EVERYTHING) -> None:
-        """After step t of some envs: how old episodes are, and no memory of those that have ended."""
+    def settle(self, t: int | torch.Tensor, envs: slice | torch.Tensor = EVERYTHING) -> None:
+        """After step t of some envs: how old episodes are, and no memory of those that have ended.
+
+        Both may be tensors of numbers, a step for each env.
+        """
         if self.age is None and self.state is None:
             return
         ended = self.terminated[t, envs] | self.truncated[t, envs]
+        # Parts that are views are changed where they are; to put them into their place again then does nothing.
         if self.age is not None:
-            grow(self.age[t, envs], ended, self.stack, out=self.age[t + 1, envs])
+            age = self.age[t + 1, envs]
+            grow(self.age[t, envs], ended, self.stack, out=age)
+            self.age[t + 1, envs] = age
         if self.state is not None:
-            self.state[-1, envs].masked_fill_(ended.view(-1, 1, 1), 0.0)
+            self.state[-1, envs] = self.state[-1, envs].masked_fill_(ended.view(-1, 1, 1), 0.0)
 
     @property
     def latest_cut(self) -> int:

@@ -270,21 +270,24 @@ class Collector:
         if world_out is not None:
             world_out.copy_(policy.head.to_world(action).view_as(world_out))
 
-    def _row(self, t: int) -> Outputs:
-        """Where step t writes: its rewards and flags to row t, what is seen afterwards to row t + 1."""
+    def _row(self, t: int | slice) -> Outputs:
+        """Where step t writes: its rewards and flags to row t, what is seen afterwards to row t + 1.
+
+        Given a range of steps, [step, env, ...]; but there is one place per env for what is seen last in an episode.
+        """
         groups = {}
         for name, slots in self._slots.items():
             r, final_alive = self.rollouts[name], self._final_alive.get(name)
             for group, place in slots.items():
                 kind = self.world.group(group)
                 groups[group] = GroupOutputs(
-                    observation=r.observation[t + r.stack][:, place],
-                    reward=r.reward[t][:, place],
+                    observation=r.observation[r.stack :][t, :, place],
+                    reward=r.reward[t, :, place],
                     final_observation=self._final[name][:, place],
-                    alive=r.alive[t + 1][:, place] if r.alive is not None and kind.leaves else None,
+                    alive=r.alive[1:][t, :, place] if r.alive is not None and kind.leaves else None,
                     final_alive=final_alive[:, place] if final_alive is not None and kind.leaves else None,
-                    action_mask=r.action_mask[t + 1][:, place] if r.action_mask is not None and kind.masked else None,
-                    acting=r.acting[t + 1][:, place] if r.acting is not None and kind.every > 1 else None,
+                    action_mask=r.action_mask[1:][t, :, place] if r.action_mask is not None and kind.masked else None,
+                    acting=r.acting[1:][t, :, place] if r.acting is not None and kind.every > 1 else None,
                 )
         flags = next(iter(self.rollouts.values()))
         return Outputs(flags.terminated[t], flags.truncated[t], groups)

@@ -7,7 +7,7 @@ does depends on its own observations and noise alone, so all three make the same
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -31,12 +31,8 @@ CLEARLY = 1.03
 LEAST_SHARE = 4
 """A rollout that is cut short has one step in so many of a whole one, or more."""
 
-
-class Span(NamedTuple):
-    """Neighbouring envs that stand at the same step of a rollout."""
-
-    t: int
-    rows: slice
+ENOUGH, MOST = 4, 2
+"""First-come, bunches act as soon as a quarter of them is ready, and no more than half of them at once."""
 
 
 def _never(steps: int) -> bool:
@@ -61,7 +57,9 @@ class HostCollector(Collector):
         )  # a graph can copy from and to pinned memory alone
         self._pool = torch.cuda.graph_pool_handle() if self._graphs else None
         self._turns: dict[tuple[int, int, int, bool], Graphed] = {}
-        self._stages: list[_Stage] = []
+        self._batch: _Batch | None = None
+        self._all_rows = self._row(slice(None))
+        self._envs = np.arange(self.world.num_envs)
         self._taken = np.zeros(self.world.num_envs, dtype=np.int64)
         """Slots for final observations that each env has used in this rollout."""
 
@@ -108,7 +106,7 @@ class HostCollector(Collector):
             self._final[name][where] = r.observation[steps + r.stack - 1, where]
             self._final_alive[name][where] = r.alive[steps, where]
             if len(going):
-                self._keep_final(name, steps - 1, going)
+                self._keep_final(name, np.full(len(going), steps - 1), going)
             r.cut_short(steps, where, torch.from_numpy(going).to(where))
 
     @property
@@ -153,55 +151,74 @@ class HostCollector(Collector):
         """
         bunches = self.world.bunches
         rows = slice(bunches[part[0]].start, bunches[part[-1]].stop)
-        lost = self._ends(rows, t - 1) if t else False
+        lost = self._ends(t - 1, rows) if t else None
         key = (rows.start, rows.stop, t, last)
         if key not in self._turns:
             self._turns[key] = Graphed(
-                lambda: self._on_device(Span(t, rows), last), self.world.device, self._graphs, self._pool
+                lambda: self._on_device(t, rows, last), self.world.device, self._graphs, self._pool
             )
-        if lost:
-            self._on_device(Span(t, rows), last)
-        else:
+        if lost is None:
             self._turns[key]()
+        else:
+            self._on_device(t, rows, last, lost)
 
-    def _on_device(self, span: Span, last: bool) -> None:
-        t, rows = span
+    def _on_device(self, t: int, rows: slice, last: bool, lost: "Lost | None" = None) -> None:
         if t:
-            self._settle(Span(t - 1, rows))
+            self._settle(t - 1, rows, lost)
         if not last:
             for name in self.policies:
                 with torch.no_grad():
-                    self._act(self.policies[name], *self._views(name, span))
-            self.world.give(self._actions(span), rows)
+                    self._act(self.policies[name], *self._views(name, t, rows))
+            self.world.give(self._actions(t, rows), rows)
 
     def _first_come(self, steps: int, stops: Callable[[int], bool]) -> list[int]:
-        """Whenever half of the bunches are ready, they act; every bunch makes the same number of steps.
+        """Whenever enough bunches are ready, they act; every bunch makes the same number of steps.
 
-        Unless it stops: then each ends after the step it is at.
+        Unless it stops: then each ends after the step it is at. What a bunch brought is put into its row when it acts
+        next, and at the end for all of them at once.
         """
         count = len(self.world.bunches)
-        enough, at = -(-count // 2), [0] * count
-        ends, asked = [steps] * count, 0
+        at, ends, asked = np.zeros(count, dtype=np.int64), np.full(count, steps), 0
+        most = -(-count // MOST)
         ready, running = list(range(count)), set()
         while ready or running:
-            if len(ready) >= enough or not running:
-                batch, ready = sorted(ready[:enough]), ready[enough:]
-                self._send(batch, [at[b] for b in batch])
+            enough = -(-(len(ready) + len(running)) // ENOUGH)
+            if len(ready) >= enough:
+                batch, ready = sorted(ready[:most]), ready[most:]
+                self._go(batch, at[batch])
                 running.update(batch)
                 continue
-            done = self.world.take(running, min(enough - len(ready), len(running)))
-            self._finish(done, [at[b] for b in done])
+            done = self.world.take(running, enough - len(ready))
             running.difference_update(done)
-            for bunch in done:
-                at[bunch] += 1
-            ready += [bunch for bunch in done if at[bunch] < ends[bunch]]
-            if sum(at) // count > asked:  # once per step of all
-                asked = sum(at) // count
+            at[done] += 1
+            if at.sum() // count > asked:  # once per step of all
+                asked = int(at.sum()) // count
                 if stops(asked):
-                    begun = [max(1, t + (bunch in running)) for bunch, t in enumerate(at)]
-                    ends = [t if t <= self._latest else steps for t in begun]
-                    ready = [bunch for bunch in ready if at[bunch] < ends[bunch]]
-        return at
+                    begun = np.array([max(1, t + (bunch in running)) for bunch, t in enumerate(at)])
+                    ends = np.where(begun <= self._latest, begun, steps)
+            ready = [bunch for bunch in (*ready, *done) if at[bunch] < ends[bunch]]
+        self.world.look_for_lost(range(count))
+        if (at == steps).all():
+            self._turn(range(count), steps, last=True)
+        else:
+            before = np.repeat(at - 1, [rows.stop - rows.start for rows in self.world.bunches])
+            lost = self._ends(before, self._envs)
+            t, rows = torch.from_numpy(np.stack([before, self._envs])).to(self.world.device)
+            self._settle(t, rows, lost)
+        return at.tolist()
+
+    def _go(self, bunches: list[int], at: np.ndarray) -> None:
+        """The policies act for these bunches, each at its step; then they are set going."""
+        world = self.world
+        world.look_for_lost(bunches)
+        if len(world.bunches) <= MOST:  # one at a time: a range at one step, as in turns
+            self._turn(range(bunches[0], bunches[0] + 1), int(at[0]), last=False)
+            world.wait_for_actions()
+        else:
+            if self._batch is None:
+                self._batch = _Batch(self)
+            self._batch.turn(bunches, at)
+        world.send(bunches)
 
     def _choose_schedule(self, seed: int, first_env: int) -> None:
         """Try each schedule for a moment; the run begins afterwards from the same seed, whichever is chosen."""
@@ -226,6 +243,7 @@ class HostCollector(Collector):
         self.schedule = best
         world.use(best)
         self._turns.clear()
+        self._batch = None
         told = ", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in times.items())
         self._measured = f" (a step of all envs: {told})" if told else ""
 
@@ -239,90 +257,65 @@ class HostCollector(Collector):
 
     # --- acting and receiving --------------------------------------------------------------------------------------
 
-    def _send(self, bunches: list[int], at: list[int]) -> None:
-        """The policies act for these bunches, each at its step; then they are set going."""
-        spans = self._spans(bunches, at)
-        if not self._stages:
-            self._stages = [_Stage(self, name, self._most) for name in self.policies]
-        for stage in self._stages:
-            stage.act(spans)
-        for span in spans:
-            self.world.give(self._actions(span), span.rows)
-        self.world.wait_for_actions()
-        self.world.send(bunches)
-
-    def _spans(self, bunches, at: list[int]) -> list[Span]:
-        """The bunches, joined where they are neighbours at the same step."""
-        spans: list[Span] = []
-        for bunch, t in zip(bunches, at, strict=True):
-            rows = self.world.bunches[bunch]
-            if spans and spans[-1].t == t and spans[-1].rows.stop == rows.start:
-                spans[-1] = Span(t, slice(spans[-1].rows.start, rows.stop))
-            else:
-                spans.append(Span(t, rows))
-        return spans
-
-    def _views(self, name: str, span: Span) -> tuple[torch.Tensor | None, ...]:
-        """What a policy reads and writes for the envs of a span."""
-        r, (t, rows) = self.rollouts[name], span
+    def _views(self, name: str, t: int, rows: slice) -> tuple[torch.Tensor | None, ...]:
+        """What a policy reads and writes at step t of some envs."""
+        r = self.rollouts[name]
         frames, age = r.window(t)
-        noise = self._noise[name][t].unflatten(0, (self.world.num_envs, -1))[rows]
         world_action = self._world_action.get(name)
         return (
             frames[:, rows],
             None if age is None else age[:, rows],
             None if r.state is None else r.state[-1][rows],
             None if r.action_mask is None else r.action_mask[t][rows],
-            noise.flatten(0, 1),
+            self._noise_by_env(name)[t, rows].flatten(0, 1),
             r.action[t][rows],
             r.log_prob[t][rows],
             r.value[t][rows] if r.valued else None,
             None if world_action is None else world_action[rows],
         )
 
-    def _actions(self, span: Span) -> dict[str, torch.Tensor]:
-        """What the world is to do, by group, for all envs (those of the span are new)."""
+    def _noise_by_env(self, name: str) -> torch.Tensor:
+        """[T, N, A, width]"""
+        return self._noise[name].unflatten(1, (self.world.num_envs, -1))
+
+    def _actions(self, t: int, rows: slice) -> dict[str, torch.Tensor]:
+        """What some envs are to do, by group."""
         actions = {}
         for name, slots in self._slots.items():
             chosen = self._world_action.get(name)
-            chosen = self.rollouts[name].action[span.t] if chosen is None else chosen
-            actions.update({group: chosen[:, place] for group, place in slots.items()})
+            chosen = self.rollouts[name].action[t] if chosen is None else chosen
+            actions.update({group: chosen[rows, place] for group, place in slots.items()})
         return actions
 
-    @property
-    def _most(self) -> int:
-        """The most envs that act at once when half of the bunches do: one graph serves whichever they are."""
-        sizes = sorted((rows.stop - rows.start for rows in self.world.bunches), reverse=True)
-        return sum(sizes[: -(-len(sizes) // 2)])
-
-    def _finish(self, bunches: list[int], at: list[int]) -> None:
-        """Put what bunches brought into their rows."""
-        for span in self._spans(bunches, at):
-            self._ends(span.rows, span.t)
-            self._settle(span)
-
-    def _ends(self, rows: slice, t: int) -> bool:
-        """See to episodes that step t of these envs ended; returns whether any env was lost in it."""
-        self.world.show_final(rows, self._rows[t])
-        cut = self.world.cut(rows)
-        if len(cut):
+    def _ends(self, t: int | np.ndarray, rows: slice | np.ndarray) -> "Lost | None":
+        """See to episodes that step t of these envs ended; returns which were lost in it, if any."""
+        cut, lost = self.world.cut(rows), self.world.lost[rows]
+        if np.count_nonzero(cut):
+            steps, envs = self._at(t, rows, cut)
+            self.world.show_final(envs, self._all_rows)
             for name in self.rollouts:
-                self._keep_final(name, t, cut)
-            self._taken[cut] += 1
-        return bool(self.world.lost[rows].any())
+                self._keep_final(name, steps, envs)
+            self._taken[envs] += 1
+        return self._at(t, rows, lost) if np.count_nonzero(lost) else None
 
-    def _settle(self, span: Span) -> None:
+    def _at(self, t: int | np.ndarray, rows: slice | np.ndarray, which: np.ndarray) -> "Lost":
+        """Steps and numbers of the envs among these rows that a mask names."""
+        envs = self._envs[rows]
+        return np.broadcast_to(t, envs.shape)[which], envs[which]
+
+    def _settle(self, t: int | torch.Tensor, rows: slice | torch.Tensor, lost: "Lost | None" = None) -> None:
         """What step t of these envs brought, in its place."""
-        t, rows = span
-        self.world.show(rows, self._rows[t])
-        lost = self.world.lost[rows].nonzero()[0] + rows.start
-        if len(lost):
-            self._drop(t, lost)
+        if isinstance(t, int):
+            self.world.show(rows, self._rows[t])
+        else:
+            self.world.show(rows, self._all_rows, t)
+        if lost is not None:
+            self._drop(*lost)
         for rollout in self.rollouts.values():
             rollout.settle(t, rows)
 
-    def _keep_final(self, name: str, t: int, envs: np.ndarray) -> None:
-        """Put what was seen last into the next free slot of each env that was cut off."""
+    def _keep_final(self, name: str, steps: np.ndarray, envs: np.ndarray) -> None:
+        """Put what was seen last into the next free slot of each env that was cut off in its step."""
         rollout, slots = self.rollouts[name], self._taken[envs]
         if slots.max() >= rollout.final_observation.shape[0]:
             raise ShoalError(
@@ -330,14 +323,14 @@ class HostCollector(Collector):
                 f"{self.steps} steps, more often than its limit of {self.world.time_limit} steps allows; "
                 "say that it has rules of its own: --own-truncation."
             )
-        device = self.world.device
-        where = torch.from_numpy(envs).to(device)
-        place = torch.from_numpy(slots).to(device), where
+        t, where, slot = torch.from_numpy(np.stack([steps, envs, slots])).to(self.world.device)
+        place = slot, where
         stack, final = rollout.stack, self._final[name][where].unsqueeze(0)
         age = None
         if rollout.age is not None:
             age = (rollout.age[t, where] + 1).clamp(max=stack - 1).unsqueeze(0)
-            final = torch.cat([rollout.observation[t + 1 : t + stack][:, where], final])
+            before = t + torch.arange(1, stack, device=t.device).unsqueeze(1)
+            final = torch.cat([rollout.observation[before, where], final])
         kept = rollout.final_observation
         kept[place] = stacked(final, age).view(len(envs), *kept.shape[2:])
         if rollout.final_alive is not None:
@@ -345,11 +338,11 @@ class HostCollector(Collector):
         if rollout.state is not None and rollout.final_state is not None:
             rollout.final_state[place] = rollout.state[-1][where]
 
-    def _drop(self, t: int, envs: np.ndarray) -> None:
-        """Envs were lost in step t: no loss, statistic or normaliser sees what is left of their last episodes."""
+    def _drop(self, steps: np.ndarray, envs: np.ndarray) -> None:
+        """Envs were lost in their steps: no loss, statistic or normaliser sees what is left of their last episodes."""
         for rollout in self.rollouts.values():
-            ended = (rollout.terminated[:t, envs] | rollout.truncated[:t, envs]).cpu().numpy()
-            for env, ends in zip(envs.tolist(), ended.T, strict=True):
+            for t, env in zip(steps.tolist(), envs.tolist(), strict=True):
+                ends = (rollout.terminated[:t, env] | rollout.truncated[:t, env]).cpu().numpy()
                 first = int(ends.nonzero()[0][-1]) + 1 if ends.any() else 0
                 if rollout.alive is not None:
                     rollout.alive[first : t + 1, env] = False
@@ -358,46 +351,115 @@ class HostCollector(Collector):
                 rollout.reward[t, env] = 0.0
 
 
-class _Stage:
-    """Memory of its own for one policy and so many envs: what a graph needs, and what spans are gathered in."""
+Lost = tuple[np.ndarray, np.ndarray]
+"""Steps of a rollout, and the envs that were lost in them."""
 
-    def __init__(self, collector: HostCollector, name: str, size: int):
-        self.collector, self.name, self.size = collector, name, size
-        whole = collector._views(name, Span(0, slice(0, collector.world.num_envs)))
-        self.axes = [1, 1, 0, 0, None, 0, 0, 0, 0]
-        """Along which axis of each of `_views` the envs stand; noise has a row per agent."""
-        agents = collector.rollouts[name].reward.shape[2]
-        self.agents = agents
-        self.memory: list[torch.Tensor | None] = []
-        for view, axis in zip(whole, self.axes, strict=True):
-            if view is None:
-                self.memory.append(None)
-                continue
-            shape = list(view.shape)
-            shape[axis or 0] = size if axis is not None else size * agents
-            self.memory.append(torch.zeros(shape, dtype=view.dtype, device=view.device))
-        self.run = Graphed(self._act, collector.world.device, collector._graphs, collector._pool)
+
+class _Batch:
+    """Envs that act together wherever they stand: what policies read is gathered, what they write is scattered.
+
+    One graph serves them all, so its size is fixed. Fewer envs are filled up with the last one of them, which then
+    does the same several times.
+    """
+
+    def __init__(self, collector: HostCollector):
+        self.collector = collector
+        device, bunches = collector.world.device, collector.world.bunches
+        self._rows = [np.arange(rows.start, rows.stop) for rows in bunches]
+        self._sizes = np.array([len(rows) for rows in self._rows])
+        most = -(-len(bunches) // MOST)
+        size = int(np.sort(self._sizes)[-most:].sum())
+        self._asked = torch.zeros(2, size, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._places = self._asked.to(device)
+        """[2, size]: steps and envs; on a CPU, this is what is asked itself."""
+        self._stages = [_Stage(collector, name, size) for name in collector.policies]
+        self._run = Graphed(self._serve, device, collector._graphs, collector._pool)
+
+    def turn(self, bunches: list[int], at: np.ndarray) -> None:
+        """Put what these bunches brought into its place; then their agents choose what they do at these steps."""
+        collector, asked = self.collector, self._asked.numpy()
+        steps, envs = np.repeat(at, self._sizes[bunches]), np.concatenate([self._rows[bunch] for bunch in bunches])
+        count = len(envs)
+        asked[0, :count], asked[1, :count] = steps, envs
+        if count < asked.shape[1]:
+            asked[:, count:] = asked[:, count - 1 : count]
+        begun = steps > 0
+        before, which = (steps - 1, envs) if begun.all() else ((steps - 1)[begun], envs[begun])
+        lost = collector._ends(before, which)
+        if lost is None and which is envs:
+            self._run()
+        else:
+            self._upload()
+            if len(which):
+                t, rows = torch.from_numpy(np.stack([before, which])).to(self._places.device)
+                collector._settle(t, rows, lost)
+            self._act()
+        collector.world.wait_for_actions()
+        for stage in self._stages:
+            collector.world.give({group: action[:count] for group, action in stage.actions.items()}, envs)
+
+    def _serve(self) -> None:
+        self._upload()
+        t, envs = self._places
+        self.collector._settle(t - 1, envs)
+        self._act()
+
+    def _upload(self) -> None:
+        self._places.copy_(self._asked, non_blocking=True)
 
     def _act(self) -> None:
+        t, envs = _array(self._places)
+        for stage in self._stages:
+            stage.act(t, envs)
+
+
+class _Stage:
+    """Memory of its own for one policy and so many envs, and the ways there and back."""
+
+    def __init__(self, collector: HostCollector, name: str, size: int):
+        self.collector, self.policy = collector, collector.policies[name]
+        r, memory = collector.rollouts[name], collector._views(name, 0, slice(0, size))
+        self.memory = [None if view is None else torch.zeros_like(view) for view in memory]
+        frames, age, state, mask, noise, action, log_prob, value, world_action = self.memory
+        noise = None if noise is None else noise.unflatten(0, (size, -1))
+        remembered = None if r.state is None else r.state[-1]
+        self.back = _array(torch.arange(r.stack, device=r.observation.device).unsqueeze(1))
+        self.frames = _arrays((frames, r.observation))
+        self.read = _arrays((age, r.age), (mask, r.action_mask), (noise, collector._noise_by_env(name)))
+        self.written = _arrays((action, r.action), (log_prob, r.log_prob), (value, r.value))
+        self.state = _arrays((state, remembered))
+        chosen = action if world_action is None else world_action
+        assert chosen is not None
+        self.chosen = chosen
+        self.host = torch.zeros_like(chosen, device="cpu", pin_memory=True) if chosen.is_cuda else chosen
+        self.actions = {group: self.host[:, place] for group, place in collector._slots[name].items()}
+        """What the world is to do, by group, on the host."""
+
+    def act(self, t: Any, envs: Any) -> None:
+        """Gather what the policy reads at these steps of these envs, let it act, and put what it wrote in its place."""
+        for own, rows in self.frames:
+            own[...] = rows[t + self.back, envs]
+        for own, rows in self.read:
+            own[...] = rows[t, envs]
+        for own, rows in self.state:
+            own[...] = rows[envs]
         with torch.no_grad():
-            self.collector._act(self.collector.policies[self.name], *self.memory)
+            self.collector._act(self.policy, *self.memory)
+        for own, rows in self.written:
+            rows[t, envs] = own
+        for own, rows in self.state:
+            rows[envs] = own
+        self.host.copy_(self.chosen, non_blocking=True)
 
-    def act(self, spans: list[Span]) -> None:
-        """Gather what the policy reads, let it act, and put what it wrote in its place."""
-        views = [self.collector._views(self.name, span) for span in spans]
-        self._copy(spans, views, range(5), inwards=True)
-        self.run()
-        self._copy(spans, views, (2, 5, 6, 7, 8), inwards=False)
 
-    def _copy(self, spans: list[Span], views, which, inwards: bool) -> None:
-        start = 0
-        for span, parts in zip(spans, views, strict=True):
-            count = span.rows.stop - span.rows.start
-            for index in which:
-                memory, part, axis = self.memory[index], parts[index], self.axes[index]
-                if memory is None or part is None:
-                    continue
-                scale = 1 if axis is not None else self.agents
-                own = memory.narrow(axis or 0, start * scale, count * scale)
-                (own if inwards else part).copy_(part if inwards else own)
-            start += count
+def _arrays(*pairs: tuple[torch.Tensor | None, torch.Tensor | None]) -> list[tuple[Any, Any]]:
+    """Those pairs of which both are there."""
+    return [(_array(own), _array(rows)) for own, rows in pairs if own is not None and rows is not None]
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    """A tensor to gather from and scatter to; on a CPU as an array, since NumPy does that faster and in this thread."""
+    if tensor.device.type != "cpu":
+        return tensor
+    # NumPy does not know bfloat16, but its bits.
+    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()

@@ -191,6 +191,7 @@ def host_experience(world, schedule, graph, updates=5, cuts=(), **settings):
     [
         ("ale:pong", {}),
         ("gym:CartPole-v1", dict(world_config=dict(batch="processes"))),
+        ("gym:CartPole-v1", dict(world_config=dict(batch="processes"), time_limit=5, frame_stack=3)),
         ("gym:Pendulum-v1", dict(world_config=dict(batch="processes"), time_limit=5, core="gru", core_size=8)),
     ],
 )

@@ -1,6 +1,7 @@
 """Small environments for the tests: what they do follows from their seed and their actions."""
 
 import os
+import random
 import time
 from pathlib import Path
 
@@ -10,12 +11,15 @@ from gymnasium import spaces
 
 
 class Walk(gym.Env):
-    """A number that goes up or down; the episode ends at a length drawn from the seed, by termination or truncation."""
+    """A number that goes up or down; the episode ends at a length drawn from the seed, by termination or truncation.
 
-    def __init__(self, longest: int = 12, truncate: bool = False):
+    A step takes up to `delay` seconds, which no seed decides.
+    """
+
+    def __init__(self, longest: int = 12, truncate: bool = False, delay: float = 0.0):
         self.observation_space = spaces.Box(-np.inf, np.inf, (3,))
         self.action_space = spaces.Discrete(2)
-        self.longest, self.truncate = longest, truncate
+        self.longest, self.truncate, self.delay = longest, truncate, delay
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -31,12 +35,28 @@ class Walk(gym.Env):
         picture[:, self.time :] = 200
         return picture
 
+    def move(self, action):
+        self.place += 1.0 if action else -1.0
+
     def step(self, action):
         assert self.action_space.contains(action)
-        self.place += 1.0 if action else -1.0
+        if self.delay:
+            time.sleep(random.uniform(0.0, self.delay))
+        self.move(action)
         self.time += 1
         over = self.time >= self.end
         return self._look(), self.place, over and not self.truncate, over and self.truncate, {}
+
+
+class Push(Walk):
+    """Walk, by as much as the action says."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.action_space = spaces.Box(-2.0, 3.0, (1,))
+
+    def move(self, action):
+        self.place += float(action[0])
 
 
 class Trouble(Walk):

@@ -135,6 +135,27 @@ def test_a_death_and_an_answer_that_arrive_together_are_both_taken(tmp_path):
             assert world.lost.nonzero()[0].tolist() == [2 * victim, 2 * victim + 1]
 
 
+def test_envs_at_rest_are_lost_with_their_worker(tmp_path):
+    cls = world_class(f"{HERE}:Trouble")
+    settings = dict(env_kwargs=dict(marker=str(tmp_path / "m")), batch="processes", workers=2, phase=0, patience=60.0)
+    with closing(cls(4, "cpu", cls.Config(**settings, schedule="first-come"))) as world:
+        world.reset(0)
+        world.send([0])
+        assert world.take([0], 1) == [0]
+        os.kill(world.engine.workers[0].process.pid, signal.SIGKILL)
+        time.sleep(0.2)
+        world.send([2])
+        assert world.take([2], 1) == [2]
+        assert world.lost.tolist() == [False, False, True, False]
+        world.look_for_lost([0, 1])
+        assert world.lost.tolist() == [True, False, True, False]
+        assert world._length.tolist() == [0, 0, 0, 0]
+        world.send([0])
+        assert world.take([0], 1) == [0]
+        assert world.lost.tolist() == [False, False, True, False]
+        assert world._length.tolist() == [1, 0, 0, 0]
+
+
 def children(pid):
     found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
     return [int(word) for word in found.stdout.split()]

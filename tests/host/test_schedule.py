@@ -13,7 +13,8 @@ HERE = Path(__file__).parent / "envs.py"
 
 
 def trainer(name="Walk", kwargs=None, **settings):
-    host = dict(batch="processes", workers=2, schedule=settings.pop("schedule", "lockstep"), phase=5)
+    host = dict(batch="processes", workers=settings.pop("workers", 2), phase=5)
+    host["schedule"] = settings.pop("schedule", "lockstep")
     host["env_kwargs"] = kwargs or {}
     settings = dict(num_envs=6, rollout=20, total_steps=10_000, minibatches=2, epochs=1, device="cpu") | settings
     return Trainer(make_job(f"{HERE}:{name}", world_config=host, **settings))
@@ -46,6 +47,33 @@ def experience(schedule, updates=3, **settings):
 def test_all_schedules_make_the_same_experience(schedule, settings):
     for a, b in zip(experience("lockstep", **settings), experience(schedule, **settings), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(time_limit=11),
+        dict(frame_stack=3, time_limit=12),
+        dict(frame_stack=2, observation_type="bfloat16"),
+        dict(core="lstm", core_size=8),
+        dict(name="Push"),
+        dict(num_envs=8, workers=3),
+        dict(num_envs=8, workers=7),
+    ],
+    ids=["truncated", "stacked", "short floats", "recurrent", "continuous", "two bunches each", "uneven"],
+)
+def test_envs_that_stand_at_different_steps_act_together(settings):
+    settings = dict(workers=6, kwargs=dict(truncate=True, delay=2e-3)) | settings
+    for a, b in zip(experience("lockstep", **settings), experience("first-come", **settings), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("schedule", ["lockstep", "alternating", "first-come"])
+def test_there_can_be_a_worker_for_every_env(schedule):
+    found = trainer(schedule=schedule, workers=6)
+    with closing(found.world):
+        assert len(found.world.engine.workers) == len(found.world.bunches) == 6
+        found.collect()
 
 
 def test_a_rollout_is_what_the_envs_did():
