@@ -152,7 +152,9 @@ class Plan:
         threads = 1 if self.device.type == "cuda" or wp.config.mode == "debug" else min(cpu_threads(), units)
         bounds = [min(count, units * i // threads * unit) for i in range(threads + 1)]
         options = dict(device=str(self.device), record_cmd=True, block_dim=block)
-        commands = [wp.launch(kernel, stop - start, [start, *inputs], **options) for start, stop in pairwise(bounds)]
+        commands: list[Any] = [
+            wp.launch(kernel, stop - start, [start, *inputs], **options) for start, stop in pairwise(bounds)
+        ]
         if self.device.type == "cuda":
             self.steps.append(lambda: commands[0].launch(torch_stream(self.device)))
         else:
