@@ -1,6 +1,7 @@
 """Acting and learning at the same time, beside taking turns, on envs that take long and not equally long.
 
-    python bench/asynchronous.py          about five minutes on two cores
+    python bench/asynchronous.py                     about seven minutes on two cores
+    python bench/asynchronous.py --hidden 64 64      a network that takes a third of the time to learn
     python bench/asynchronous.py --out bench/results/asynchronous_2_cores.jsonl
 
 The env is Gymnasium's CartPole-v1 whose steps wait for 2 to 8 ms, 5 on average, as if for another program. All sides
@@ -30,14 +31,17 @@ SIDES = {
     "asynchronous": dict(algo="appo", schedule="lockstep"),
     "asynchronous, first-come": dict(algo="appo", schedule="first-come"),
 }
+HIDDEN = (256, 256)
 SETTINGS = dict(num_envs=16, rollout=128, lr=1e-3, epochs=10, minibatches=16, gamma=0.98, threads=1)
 
 
-def train(side, steps, seed):
+def train(side, steps, seed, hidden):
     """Env steps/s of one training, and the score of what it has learnt."""
     settings = dict(SIDES[side])
     world = dict(schedule=settings.pop("schedule"), workers=SETTINGS["num_envs"])
-    job = make_job(f"{SLOW}:make", seed=seed, total_steps=steps, world_config=world, **SETTINGS, **settings)
+    job = make_job(
+        f"{SLOW}:make", seed=seed, total_steps=steps, world_config=world, hidden=hidden, **SETTINGS, **settings
+    )
     trainer = make_trainer(job)
     try:
         trainer.iterate()  # the first one compiles
@@ -55,20 +59,22 @@ def train(side, steps, seed):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=float, default=80_000)
+    parser.add_argument("--steps", type=float, default=60_000)
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--hidden", type=int, nargs="+", default=list(HIDDEN), help="layers of the network")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     found = {side: [] for side in SIDES}
     for seed in range(1, given.seeds + 1):
         for side in SIDES:
-            rate, score = train(side, int(given.steps), seed)
+            rate, score = train(side, int(given.steps), seed, tuple(given.hidden))
             found[side].append((rate, score))
             print(f"{side}, seed {seed}: {rate:,.0f} env steps/s, score {score:.1f}", flush=True)
     rows = [
         dict(
             bench="asynchronous",
             side=side,
+            hidden=given.hidden,
             steps_per_second=round(statistics.median(rate for rate, _ in runs)),
             scores=[round(score, 1) for _, score in runs],
         )
@@ -76,7 +82,12 @@ def main():
     ]
     slow = rows[0]["steps_per_second"]
     rows += [
-        dict(bench="asynchronous", ratio=f"{row['side']} / lockstep", value=round(row["steps_per_second"] / slow, 2))
+        dict(
+            bench="asynchronous",
+            ratio=f"{row['side']} / lockstep",
+            hidden=given.hidden,
+            value=round(row["steps_per_second"] / slow, 2),
+        )
         for row in rows[1:]
     ]
     rows = [{**row, **bench.machine(torch.device("cpu"))} for row in rows]

@@ -30,7 +30,8 @@ class MLP(nn.Module):
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         x = observation.flatten(1)
-        for layer, activation in zip(self.layers[::2], self.layers[1::2], strict=True):
+        layers: list[Any] = list(self.layers)  # a slice of a ModuleList is a new one, with all its bookkeeping
+        for layer, activation in zip(layers[::2], layers[1::2], strict=True):
             if isinstance(activation, nn.ReLU) and on_tensor_cores(x):
                 operands = _padded(x, layer.weight, layer.bias)
                 has_ones = operands[0].shape[1] > layer.in_features
