@@ -28,8 +28,10 @@ class HostConfig:
     """How envs are stepped: in a native batch, in worker processes, or in this process, for debugging
     (auto: native where the library has one, else processes)."""
     schedule: Annotated[Schedule, own_flag] = "auto"
-    """Who waits for whom: everybody (lockstep), one half acts while the other steps (alternating), or those that are
+    """Who waits for whom: everybody (lockstep), one part acts while the others step (alternating), or those that are
     done first are served first (first-come). auto measures and says what it chose."""
+    turns: Annotated[int, own_flag] = 2
+    """Parts that envs are split into, unless they are in lockstep: while the policy acts for one, the others step."""
     phase: Annotated[int, own_flag] = 64
     """Envs take up to so many random steps before training, so that their episodes do not end together."""
     patience: Annotated[float, own_flag] = 30.0
@@ -56,5 +58,7 @@ class HostConfig:
         for name in ("workers", "phase", "restarts"):
             if getattr(self, name) < 0:
                 raise ShoalError(f"--{name} must not be negative, got {getattr(self, name)}.")
+        if self.turns < 2:
+            raise ShoalError(f"--turns must be at least 2, got {self.turns}; without turns it is --schedule lockstep.")
         if self.patience <= 0:
             raise ShoalError(f"--patience must be above 0, got {self.patience}.")

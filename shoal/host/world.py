@@ -23,9 +23,6 @@ from shoal.host.native import NEXT_STEP, Native, VectorBatch, giving_way, pack_s
 from shoal.host.sources import Source, gym_spec
 from shoal.host.spaces import action_space, observation_space
 
-TURNS = 2
-"""Bunches per worker, if it has as many envs: what alternates, and what is served first-come."""
-
 Rows = slice | np.ndarray
 """Some envs: a range, or their numbers."""
 
@@ -211,7 +208,8 @@ class HostWorld(World):
 
     @property
     def _turns(self) -> int:
-        return 1 if self.config.schedule == "lockstep" else min(TURNS, self.num_envs)
+        """Bunches per worker, if it has as many envs: what alternates, and what is served first-come."""
+        return 1 if self.config.schedule == "lockstep" else min(self.config.turns, self.num_envs)
 
     @classmethod
     def batches_natively(cls, config: HostConfig) -> bool:

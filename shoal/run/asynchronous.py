@@ -200,10 +200,8 @@ class AsyncTrainer(Trainer):
         def ready() -> bool:
             if self._closing:
                 return True
-            # While one thread compiles or records, the other must not act or learn.
-            warm = all(part.warm for part in (self._collect, self._store, *self._updates.values()))
             more = self._begun < self.job.train.iterations and not self._paused
-            return more and self._begun - self.iteration <= (self.max_lag if warm else 0)
+            return more and self._begun - self.iteration <= (self.max_lag if self._warm else 0)
 
         with self._changed:
             self._changed.wait_for(ready)
@@ -213,6 +211,15 @@ class AsyncTrainer(Trainer):
             self._begun += 1
             self._acting = True
             return self.iteration
+
+    @property
+    def _warm(self) -> bool:
+        """Whether nothing is left to compile or to record: while one thread does so, the other must rest."""
+        parts = (self._collect, self._store, *self._updates.values())
+        warms_up = (
+            self.job.train.compile == "on" or self._learn_device.type == "cuda" or self.world.device.type == "cuda"
+        )
+        return not warms_up or all(part.warm for part in parts)
 
     def _make_rollout(self, version: int) -> None:
         """One rollout with the newest weights, and into the queue with it."""

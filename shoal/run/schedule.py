@@ -1,8 +1,8 @@
 """Collecting from host worlds: who waits for whom while policies act on the device and envs step on CPU cores.
 
-Envs come in bunches (see shoal/host/engines.py). In *lockstep* all of them act and step together; *alternating*, one
-half steps while the policies act for the other; *first-come*, the bunches that are done first act first. What an env
-does depends on its own observations and noise alone, so all three make the same experience.
+Envs come in bunches (see shoal/host/engines.py). In *lockstep* all of them act and step together; *alternating*, the
+policies act for one part, mostly a half, while the others step; *first-come*, the bunches that are done first act
+first. What an env does depends on its own observations and noise alone, so all three make the same experience.
 """
 
 import time
@@ -15,6 +15,7 @@ import torch
 from shoal.core.graph import WARM_UP_CALLS, Graphed
 from shoal.errors import ShoalError
 from shoal.host.config import Schedule
+from shoal.host.engines import split
 from shoal.host.world import HostWorld
 from shoal.learn.rollout import stacked
 from shoal.run.collect import Collector
@@ -126,8 +127,9 @@ class HostCollector(Collector):
         count = len(self.world.bunches)
         if schedule == "first-come":
             return self._first_come(steps, stops)
-        halves = [range(count // 2), range(count // 2, count)]
-        return [self._in_turn(halves if schedule == "alternating" else [range(count)], steps, stops)] * count
+        turns = min(self.world.config.turns, count) if schedule == "alternating" else 1
+        parts = [range(part.start, part.stop) for part in split(count, turns)]
+        return [self._in_turn(parts, steps, stops)] * count
 
     def _in_turn(self, parts: list[range], steps: int, stops: Callable[[int], bool]) -> int:
         """One part after the other acts and is sent off; by the time it is awaited, the others have acted."""

@@ -15,6 +15,7 @@ HERE = Path(__file__).parent / "envs.py"
 def trainer(name="Walk", kwargs=None, **settings):
     host = dict(batch="processes", workers=settings.pop("workers", 2), phase=5)
     host["schedule"] = settings.pop("schedule", "lockstep")
+    host["turns"] = settings.pop("turns", 2)
     host["env_kwargs"] = kwargs or {}
     settings = dict(num_envs=6, rollout=20, total_steps=10_000, minibatches=2, epochs=1, device="cpu") | settings
     return Trainer(make_job(f"{HERE}:{name}", world_config=host, **settings))
@@ -66,6 +67,16 @@ def test_envs_that_stand_at_different_steps_act_together(settings):
     settings = dict(workers=6, kwargs=dict(truncate=True, delay=2e-3)) | settings
     for a, b in zip(experience("lockstep", **settings), experience("first-come", **settings), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("schedule", ["alternating", "first-come"])
+def test_envs_can_take_more_than_two_turns(schedule):
+    settings = dict(kwargs={"truncate": True}, time_limit=11)
+    in_three = experience(schedule, turns=3, **settings)
+    for a, b in zip(experience("lockstep", **settings), in_three, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ShoalError, match="--turns must be at least 2"):
+        trainer(schedule=schedule, turns=1)
 
 
 @pytest.mark.parametrize("schedule", ["lockstep", "alternating", "first-come"])
