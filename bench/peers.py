@@ -90,7 +90,7 @@ def stepping(seconds):
     contestants = {"gymnasium SyncVectorEnv, 16 envs": gymnasium_stepper("sync", 16)}
     for envs in (1024, 4096, 16_384, 65_536):
         contestants[f"gymnasium NumPy vector, {envs} envs"] = gymnasium_stepper("vector_entry_point", envs)
-    for envs in (32_768, 65_536, 98_304):
+    for envs in (32_768, 65_536, 131_072):
         contestants[f"shoal, {envs} envs"] = shoal_stepper(envs)
     rates = take_turns(contestants, seconds)
     best = {kind: max(v for k, v in rates.items() if kind in k) for kind in ("Sync", "NumPy", "shoal")}

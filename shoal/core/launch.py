@@ -5,6 +5,7 @@ import ctypes
 import os
 import tempfile
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -20,6 +21,10 @@ from shoal.errors import ShoalError
 
 ENVS_PER_THREAD = 4096
 """Below this many envs of one agent a second CPU thread costs more than it brings."""
+
+SLICES_PER_THREAD = 8
+"""Slices of the envs that a CPU thread takes one after the other: few enough envs to stay in its cache over several
+steps, and whoever is held up takes fewer of them."""
 
 AGENT_WEIGHT = 16
 """How many such envs an agent of a larger env stands for: its functions look at others."""
@@ -77,7 +82,7 @@ def torch_stream(device: torch.device) -> Any:
 
 
 Shares = list[list["CpuLaunch"]]
-"""Recorded launches, one list per CPU thread; a thread's launches touch its own envs only."""
+"""Recorded launches, one list per slice of the envs; they touch its envs only."""
 
 
 class Plan:
@@ -130,12 +135,11 @@ class Plan:
         self.steps.append(lambda: command.launch(torch_stream(self.device)))
 
     def _add_cpu(self, program: Program, arguments: dict[str, Any]) -> None:
-        # One launch per thread: each return to Python would have to wait for the interpreter's lock.
         work = self.num_envs * (AGENT_WEIGHT * program.agents if program.agents > 1 else 1)
-        threads = max(1, min(cpu_threads(), self.num_envs, work // ENVS_PER_THREAD))
+        slices = max(1, min(SLICES_PER_THREAD * cpu_threads(), self.num_envs, work // ENVS_PER_THREAD))
         if wp.config.mode == "debug":  # code that Warp compiles for debugging crashes in other threads than the first
-            threads = 1
-        bounds = [self.num_envs * i // threads for i in range(threads + 1)]
+            slices = 1
+        bounds = [self.num_envs * i // slices for i in range(slices + 1)]
         shares: Shares = []
         for start, stop in pairwise(bounds):
             inputs = self._bind(program, arguments, slice(start, stop))
@@ -203,10 +207,21 @@ def _run_share(launches: list[CpuLaunch]) -> None:
 
 
 def _run_shares(shares: Shares) -> None:
-    waiting = [_threads().submit(_run_share, share) for share in shares[1:]]
-    _run_share(shares[0])
+    """All of them, by as many threads as there are cores; each takes the next share when it is done with one."""
+    if len(shares) == 1:
+        _run_share(shares[0])
+        return
+    left = deque(shares)
+    waiting = [_threads().submit(_work_through, left) for _ in range(min(len(shares), cpu_threads()) - 1)]
+    _work_through(left)
     for task in waiting:
         task.result()
+
+
+def _work_through(left: deque[list[CpuLaunch]]) -> None:
+    with contextlib.suppress(IndexError):  # nothing is left
+        while True:
+            _run_share(left.popleft())
 
 
 def bind(name: str, function: Any, device: torch.device, rows: int, arguments: dict[str, Any], agents: int = 0) -> Plan:
