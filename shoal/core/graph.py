@@ -36,10 +36,10 @@ class Graphed:
         if self.graph is not None:
             self.graph.replay()
             return
-        self._first_calls()
+        self._call_or_record()
         self.calls += 1
 
-    def _first_calls(self) -> None:
+    def _call_or_record(self) -> None:
         if not self.enabled:
             self.function()
             return

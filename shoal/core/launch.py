@@ -219,9 +219,12 @@ def _run_shares(shares: Shares) -> None:
 
 
 def _work_through(left: deque[list[CpuLaunch]]) -> None:
-    with contextlib.suppress(IndexError):  # nothing is left
-        while True:
-            _run_share(left.popleft())
+    while True:
+        try:
+            share = left.popleft()
+        except IndexError:  # nothing is left
+            return
+        _run_share(share)
 
 
 def bind(name: str, function: Any, device: torch.device, rows: int, arguments: dict[str, Any], agents: int = 0) -> Plan:

@@ -92,7 +92,7 @@ class HostCollector(Collector):
         least = -(-self.steps // LEAST_SHARE)
         made = self._serve(self.schedule, self.steps, lambda t: least <= t <= self._latest and line.passed())
         line.cross()
-        each = np.repeat(made, [rows.stop - rows.start for rows in self.world.bunches])
+        each = np.repeat(made, self._sizes)
         self._made.append(float(each.mean()) / self.steps)
         for steps in {*made} - {self.steps}:
             self._cut_short(steps, (each == steps).nonzero()[0])
@@ -119,6 +119,11 @@ class HostCollector(Collector):
         """Of the steps that the rollouts since the last reading were to have, the share that was made."""
         made, self._made = self._made, []
         return sum(made) / max(1, len(made))
+
+    @property
+    def _sizes(self) -> list[int]:
+        """Envs of each bunch."""
+        return [rows.stop - rows.start for rows in self.world.bunches]
 
     # --- schedules -------------------------------------------------------------------------------------------------
 
@@ -203,10 +208,8 @@ class HostCollector(Collector):
         if (at == steps).all():
             self._turn(range(count), steps, last=True)
         else:
-            before = np.repeat(at - 1, [rows.stop - rows.start for rows in self.world.bunches])
-            lost = self._ends(before, self._envs)
-            t, rows = torch.from_numpy(np.stack([before, self._envs])).to(self.world.device)
-            self._settle(t, rows, lost)
+            before = np.repeat(at - 1, self._sizes)
+            self._settle_each(before, self._envs, self._ends(before, self._envs))
         return at.tolist()
 
     def _go(self, bunches: list[int], at: np.ndarray) -> None:
@@ -316,6 +319,11 @@ class HostCollector(Collector):
         for rollout in self.rollouts.values():
             rollout.settle(t, rows)
 
+    def _settle_each(self, steps: np.ndarray, envs: np.ndarray, lost: "Lost | None") -> None:
+        """The same for envs that have each made another step."""
+        t, rows = torch.from_numpy(np.stack([steps, envs])).to(self.world.device)
+        self._settle(t, rows, lost)
+
     def _keep_final(self, name: str, steps: np.ndarray, envs: np.ndarray) -> None:
         """Put what was seen last into the next free slot of each env that was cut off in its step."""
         rollout, slots = self.rollouts[name], self._taken[envs]
@@ -368,7 +376,7 @@ class _Batch:
         self.collector = collector
         device, bunches = collector.world.device, collector.world.bunches
         self._rows = [np.arange(rows.start, rows.stop) for rows in bunches]
-        self._sizes = np.array([len(rows) for rows in self._rows])
+        self._sizes = np.array(collector._sizes)
         most = -(-len(bunches) // MOST)
         size = int(np.sort(self._sizes)[-most:].sum())
         self._asked = torch.zeros(2, size, dtype=torch.int64, pin_memory=device.type == "cuda")
@@ -393,8 +401,7 @@ class _Batch:
         else:
             self._upload()
             if len(which):
-                t, rows = torch.from_numpy(np.stack([before, which])).to(self._places.device)
-                collector._settle(t, rows, lost)
+                collector._settle_each(before, which, lost)
             self._act()
         collector.world.wait_for_actions()
         for stage in self._stages:

@@ -33,7 +33,7 @@ def group():
 
 def test_sums_over_processes_are_part_of_a_graph(group):
     reducer = GroupReducer(group, 0, 1, through_host=False)
-    x, total = torch.zeros(1000, device="cuda"), torch.zeros(1000, device="cuda")
+    x, total = torch.zeros(1024, device="cuda"), torch.zeros(1024, device="cuda")  # so many have an exact mean
     pooled = torch.zeros(3, device="cuda")
 
     def update() -> None:
@@ -50,7 +50,7 @@ def test_sums_over_processes_are_part_of_a_graph(group):
         recorded()
     assert recorded.graph is not None
     assert total.eq(2.0 * 21).all()
-    assert pooled.tolist() == pytest.approx([5.0, 6.0, 0.0], abs=1e-5)
+    assert pooled.tolist() == [5.0, 6.0, 0.0]
     del recorded
 
 
