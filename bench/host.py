@@ -13,6 +13,8 @@ length, epochs and mini-batch size.
 
 import argparse
 import json
+import time
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -196,44 +198,63 @@ def training(seconds):
 
 def device(seconds):
     """On a machine with a GPU: how much of what the CPU can step is left with acting and learning, by schedule."""
-    contestants = {"ale-py alone": ale_stepper("pong", ENVS, cpu_threads())}
+    calls, trainers = {"ale-py alone": ale_stepper("pong", ENVS, cpu_threads())}, []
     for schedule in ("lockstep", "alternating", "first-come"):
         job = make_job("ale:pong", num_envs=ENVS, total_steps=1e9, world_config=dict(schedule=schedule))
-        trainer = Trainer(job)
+        trainers.append(trainer := Trainer(job))
         for _ in range(4):
             trainer.iterate()
         steps = job.train.steps_per_iteration
-        contestants[f"rollouts, {schedule}"] = (_waiting(trainer.collect), steps)
-        contestants[f"PPO, {schedule}"] = (_waiting(trainer.iterate), steps)
-    contestants["PPO, asynchronous"] = asynchronous(ENVS)
+        calls[f"rollouts, {schedule}"] = (trainer.collect, steps)
+        calls[f"PPO, {schedule}"] = (trainer.iterate, steps)
+    for turns in (2, 3, 4):
+        job = make_job("ale:pong", algo="appo", total_steps=1e9, world_config=dict(turns=turns))
+        trainers.append(trainer := make_trainer(job))
+        calls[f"APPO, {turns} turns"] = resting(trainer)
+    contestants = {name: (Busy(call), steps) for name, (call, steps) in calls.items()}
     rates = take_turns(contestants, seconds)
     peers = [(name, "ale-py alone") for name in contestants if name != "ale-py alone"]
-    return rows_of("device", f"pong, {ENVS} envs", rates, [*peers, ("PPO, alternating", "PPO, lockstep")])
+    rows = rows_of("device", f"pong, {ENVS} envs", rates, [*peers, ("PPO, alternating", "PPO, lockstep")])
+    for row in rows:
+        if "peer" in row:
+            row["busy_cores"] = contestants[row["peer"]][0].share()
+    for trainer in trainers:
+        trainer.close()
+    return rows
 
 
-def asynchronous(envs, rollouts=8):
-    """PPO that learns while others act; between its turns it rests, and nothing that it has made is lost."""
-    job = make_job("ale:pong", algo="appo", num_envs=envs, rollout=64, total_steps=1e9)
-    trainer = make_trainer(job)
+def resting(trainer, rollouts=8):
+    """A trainer that acts while it learns, but not between its turns; nothing that it has made is lost."""
+    rest = ExitStack()
 
     def call():
+        rest.close()
         for _ in range(rollouts):
             trainer.iterate()
-        with trainer.still():
-            pass
+        rest.enter_context(trainer.still())
 
     call()
-    return _waiting(call), rollouts * job.train.steps_per_iteration
+    return call, rollouts * trainer.job.train.steps_per_iteration
 
 
-def _waiting(call):
-    import torch
+class Busy:
+    """A call that ends when the GPU has done all of it, and how many of the cores it has kept busy."""
 
-    def run():
-        call()
+    def __init__(self, call):
+        self.call, self.cpu, self.wall = call, 0.0, 0.0
+
+    def __call__(self):
+        import torch
+
+        cpu, wall = time.process_time(), time.perf_counter()
+        self.call()
         torch.cuda.synchronize()
+        self.cpu += time.process_time() - cpu
+        self.wall += time.perf_counter() - wall
 
-    return run
+    def share(self):
+        """Of the time of all cores, that which this program took, since the first call, which warms up."""
+        return round(self.cpu / self.wall / cpu_threads(), 3)
 
 
 PARTS = {"stepping": stepping, "atari": atari, "training": training, "device": device}

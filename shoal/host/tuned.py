@@ -3,11 +3,9 @@
 from typing import Any
 
 ATARI_Q = dict(
-    rollout=4, lr=4e-4, batch_size=512, replay_ratio=16.0, n_step=3, target_period=250, learning_starts=50_000
+    rollout=4, lr=2.5e-4, batch_size=256, replay_ratio=32.0, n_step=3, target_period=500, learning_starts=50_000
 )
-"""What DQN and Rainbow share on Atari: batches of 512, as in "Accelerated Methods", and a new target network every
-8,000 steps, as with batches of 32. With one every 64,000 and an epsilon of 1e-4 in Adam, which takes away most of a
-step where gradients are so small, Rainbow hardly learnt Pong; with these it has not been tried."""
+"""What DQN and Rainbow share on Atari: an update for every eight steps and a new target network every 4,000."""
 
 ATARI: dict[str, dict[str, Any]] = {
     "common": dict(

@@ -48,6 +48,12 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.T
     return F.linear(*_padded(x, weight, bias))[..., : weight.shape[0]]
 
 
+def exact_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """A linear layer in float32, whatever the rest is made in: for what is compared by small differences."""
+    with torch.autocast(x.device.type, enabled=False):
+        return F.linear(x.float(), weight, bias)
+
+
 def on_tensor_cores(x: torch.Tensor) -> bool:
     """Whether products of x are made in bf16 on a GPU."""
     return x.is_cuda and torch.is_autocast_enabled("cuda")

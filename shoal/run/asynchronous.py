@@ -1,9 +1,10 @@
 """Acting and learning at the same time: one thread makes rollouts, another learns from them.
 
-The thread that acts has policies of its own, with the newest weights when a rollout begins. Finished rollouts wait in a
-bounded queue, with the number of updates that their policy had seen. A rollout may begin while at most `max_lag` others
-are unlearnt: so many updates, and no more, the policy has changed by the time it is learnt from. Without lag the two
-take turns, and what is learnt is the same as in a plain `Trainer`, bit for bit.
+The thread that acts has policies of its own, with the newest weights when a rollout begins; in host worlds, whose steps
+take long, also in the middle of it. Finished rollouts wait in a bounded queue, with the number of updates that their
+policy had seen at first. A rollout may begin while at most `max_lag` others are unlearnt: so many updates, and no more,
+the policy has changed by the time it is learnt from. Without lag the two take turns, and what is learnt is the same as
+in a plain `Trainer`, bit for bit.
 
 On a GPU each thread has a stream; they wait for one another there, not on the host. Acting may also have a device of
 its own.
@@ -23,6 +24,7 @@ from shoal.learn.rollout import Rollout
 from shoal.policy import Policy
 from shoal.run.config import Job
 from shoal.run.processes import Processes
+from shoal.run.schedule import HostCollector
 from shoal.run.trainer import Trainer, lags_told
 
 
@@ -31,6 +33,8 @@ class Handover:
 
     def __init__(self, like: list[torch.Tensor], device: torch.device):
         self.memory = [torch.zeros_like(tensor, device=device) for tensor in like]
+        self.fresh = False
+        """Whether it was filled since it was read."""
         self._written, self._read = _Mark(), _Mark()
         self._lock = threading.Lock()
 
@@ -40,6 +44,7 @@ class Handover:
             self._read.wait()
             _copy(tensors, self.memory)
             self._written.set(tensors[0].device)
+            self.fresh = True
 
     def take(self, into: list[torch.Tensor]) -> None:
         """Copy what is in it."""
@@ -47,6 +52,7 @@ class Handover:
             self._written.wait()
             _copy(self.memory, into)
             self._read.set(into[0].device)
+            self.fresh = False
 
 
 class _Mark:
@@ -70,7 +76,7 @@ class Finished(NamedTuple):
 
     slot: Handover
     version: int
-    """How many rollouts had been learnt from when it began."""
+    """How many rollouts had been learnt from when it began; its later steps may have been made with newer weights."""
 
 
 class AsyncTrainer(Trainer):
@@ -99,6 +105,8 @@ class AsyncTrainer(Trainer):
         self._waited = {"learner": 0.0, "actor": 0.0}
         """Seconds since the last reading of metrics."""
         self._read_at = time.monotonic()
+        if isinstance(self.collector, HostCollector):
+            self.collector.renew = self._renew
 
     def _actors(self) -> dict[str, Policy]:
         self.players = {name: copy.deepcopy(policy) for name, policy in self.policies.items()}
@@ -124,9 +132,10 @@ class AsyncTrainer(Trainer):
         self._free.put(finished.slot)
         self._lags.append(self.iteration - finished.version)
         self.learn()
-        self._publish()
         if self._learn_device.type == "cuda":
-            torch.cuda.current_stream(self._learn_device).synchronize()  # sync: lag and waiting are told as they are
+            # sync: lag and waiting are told as they are, and players never wait for weights that are still learnt
+            torch.cuda.current_stream(self._learn_device).synchronize()
+        self._publish()
         with self._changed:
             self.iteration += 1
             self._changed.notify_all()
@@ -141,7 +150,7 @@ class AsyncTrainer(Trainer):
             return self._finished.pop(0)
 
     def _publish(self) -> None:
-        """Let rollouts that begin from now on be made with the weights of now."""
+        """Let players have the weights of now."""
         for name, learner in self.learners.items():
             self._weights[name].put(_weights(self.policies[name], learner.rollout))
 
@@ -163,8 +172,7 @@ class AsyncTrainer(Trainer):
             self._paused = True
             self._changed.wait_for(lambda: not self._acting)
         try:
-            for name, weights in self._weights.items():
-                weights.take(_weights(self.players[name], self.collector.rollouts[name]))
+            self._renew()
             yield
         finally:
             with self._changed:
@@ -223,8 +231,7 @@ class AsyncTrainer(Trainer):
 
     def _make_rollout(self, version: int) -> None:
         """One rollout with the newest weights, and into the queue with it."""
-        for name, weights in self._weights.items():
-            weights.take(_weights(self.players[name], self.collector.rollouts[name]))
+        self._renew()
         self.world.tend()
         self.collect()
         slot = self._free.get()
@@ -233,6 +240,12 @@ class AsyncTrainer(Trainer):
             self._finished.append(Finished(slot, version))
             self._acting = False
             self._changed.notify_all()
+
+    def _renew(self) -> None:
+        """Give the players the newest weights, if they have not got them."""
+        for name, weights in self._weights.items():
+            if weights.fresh:
+                weights.take(_weights(self.players[name], self.collector.rollouts[name]))
 
     def _made(self) -> list[torch.Tensor]:
         """What a rollout has brought, where the world is."""

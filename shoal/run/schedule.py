@@ -40,6 +40,10 @@ def _never(steps: int) -> bool:
     return False
 
 
+def _nothing() -> None:
+    pass
+
+
 class HostCollector(Collector):
     """Fills rollouts from a host world, by the schedule that its settings name."""
 
@@ -49,6 +53,8 @@ class HostCollector(Collector):
         """With a `line`, rollouts end where others have finished theirs."""
         super().__init__(*given, cuts=line is not None, **named)
         self.line = line
+        self.renew: Callable[[], None] = _nothing
+        """Called before the policies act: they may get newer weights in the middle of a rollout."""
         self._made: list[float] = []
         """Share of each rollout since the last reading that was made."""
         self.schedule = self.world.config.schedule
@@ -142,6 +148,7 @@ class HostCollector(Collector):
         while not last:
             t += 1
             last = t == steps or stops(t)
+            self.renew()
             for part in parts:
                 if t:
                     self.world.take(part, len(part))
@@ -216,6 +223,7 @@ class HostCollector(Collector):
         """The policies act for these bunches, each at its step; then they are set going."""
         world = self.world
         world.look_for_lost(bunches)
+        self.renew()
         if len(world.bunches) <= MOST:  # one at a time: a range at one step, as in turns
             self._turn(range(bunches[0], bunches[0] + 1), int(at[0]), last=False)
             world.wait_for_actions()

@@ -56,6 +56,14 @@ def test_dueling_values_are_the_state_s_plus_advantages_of_mean_zero():
     torch.testing.assert_close(q[:, 0] - q[:, 1], raw[:, 0] - raw[:, 1])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_small_differences_of_worth_are_told_apart_in_bf16(kind):
+    head, features = make(**KINDS[kind]).head, torch.randn(64, 16).bfloat16()
+    exact = head.worth(head(features.float()))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(head.worth(head(features)), exact, rtol=1e-5, atol=1e-5)
+
+
 def noise(rows: int, width: int, rate: float) -> torch.Tensor:
     torch.manual_seed(1)
     drawn = torch.rand(rows, width)

@@ -75,6 +75,51 @@ def test_lag_is_what_is_allowed_and_told(max_lag):
         trainer.close()
 
 
+@pytest.mark.parametrize("schedule", ["lockstep", "alternating", "first-come"])
+def test_players_get_newer_weights_in_the_middle_of_a_rollout(schedule):
+    """The first rollout is learnt from while the second is half made, whose later steps then know of it."""
+    host = dict(schedule=schedule, batch="processes", workers=3, phase=0)
+    settings = {**SMALL, "rollout": 20, "total_steps": 40 * 8 * 20, "max_lag": 1, "lr": 0.05, "compile": "off"}
+    trainer = AsyncTrainer(make_job("gym:CartPole-v1", algo="appo", world_config=host, **settings))
+    learn, send, half, sent = trainer.learn, trainer.world.send, threading.Event(), []
+
+    def send_and_see(bunches):
+        send(bunches)
+        sent.extend(bunches)
+        if len(sent) >= 1.5 * 20 * len(trainer.world.bunches) and not half.is_set():
+            half.set()
+            with trainer._changed:
+                assert trainer._changed.wait_for(lambda: trainer.iteration == 1, 30)
+
+    def learn_late():
+        assert half.wait(30)
+        learn()
+
+    def log_probs():
+        """Of what was done in the rollout that was learnt from last, by the policy of now."""
+        seen, action = (rows.flatten(0, 2) for rows in (rollout.observation[:20], rollout.action))
+        with torch.no_grad():
+            found, _ = policy.head.log_prob_and_entropy(policy.distribution(seen), action)
+        return found.view(20, 8)
+
+    trainer.world.send, trainer.learn = send_and_see, learn_late
+    policy, rollout = trainer.policies["agent"], trainer.learners["agent"].rollout
+    first = {name: value.clone() for name, value in policy.state_dict().items()}
+    try:
+        trainer.iterate()
+        then = {name: value.clone() for name, value in policy.state_dict().items()}
+        trainer.iterate()
+        assert trainer.read_metrics()["train/lag_max"] == 1  # as many as its first step was behind
+    finally:
+        trainer.close()
+    made = rollout.log_prob[..., 0]
+    policy.load_state_dict(first)
+    torch.testing.assert_close(made[:5], log_probs()[:5])
+    assert (made[15:] - log_probs()[15:]).abs().max() > 0.01
+    policy.load_state_dict(then)
+    torch.testing.assert_close(made[15:], log_probs()[15:])
+
+
 def test_it_learns_with_much_lag(tmp_path):
     run = shoal.train(
         "cartpole", algo="appo", max_lag=8, total_steps=250_000, run_dir=tmp_path / "run", quiet=True, device="cpu"
