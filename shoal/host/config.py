@@ -39,7 +39,7 @@ class HostConfig:
     restarts: Annotated[int, own_flag] = 3
     """How many times workers that raise, die or hang are started anew before the run stops."""
     pin: Annotated[bool, own_flag] = False
-    """Keep every worker on a core of its own."""
+    """Keep every worker, or thread of a native batch, on a core of its own."""
     own_truncation: Annotated[bool, own_flag] = False
     """Envs of Gymnasium's registry truncate episodes by rules of their own too, not only at the registered limit."""
     render: Annotated[bool, tyro.conf.Suppress] = False

@@ -68,7 +68,7 @@ class QHead(nn.Module):
     """
 
     gaussian_noise = False
-    played_rate = 0.05
+    played_rate = 0.001
     """How often it acts at random where actions are drawn in an evaluation."""
     support: torch.Tensor
     """[width]: what the mean of a distribution weighs its numbers by; for atoms, the numbers themselves."""

@@ -1,9 +1,11 @@
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from shoal.core.launch import cpu_threads
 from shoal.errors import ShoalError
 from shoal.host.native import giving_way, pack_seeds
 from shoal.run.config import make_job
@@ -33,6 +35,24 @@ def test_frames_and_true_scores_are_ale_py_s_own():
         np.testing.assert_array_equal(out.groups["agent"].observation[:, 0], seen)
         np.testing.assert_array_equal(out.groups["agent"].reward[:, 0], np.clip(reward, -1, 1))
         np.testing.assert_array_equal(out.terminated, terminated)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are listed on Linux")
+@pytest.mark.skipif(cpu_threads() < 2, reason="there is one core")
+def test_threads_are_kept_on_cores_of_their_own():
+    def threads():
+        """Thread -> the cores it may use."""
+        found = (int(task.name) for task in Path("/proc/self/task").iterdir())
+        return {thread: os.sched_getaffinity(thread) for thread in found}
+
+    before, cores = threads(), os.sched_getaffinity(0)
+    world = make("pong", 4, pin=True, workers=2, schedule="alternating")
+    world.reset(0)
+    pinned = [allowed for thread, allowed in threads().items() if thread not in before and len(allowed) == 1]
+    assert len(pinned) == 2 * 2
+    assert len(set.union(*pinned)) == 2
+    assert os.sched_getaffinity(0) == cores
+    world.close()
 
 
 def test_learners_see_signs_but_statistics_the_points():
