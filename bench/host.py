@@ -40,7 +40,7 @@ def gymnasium_stepper(name, kind, envs):
     makers = [partial(gym.make, name) for _ in range(envs)]
     vector = gym.vector.AsyncVectorEnv(makers) if kind == "async" else gym.vector.SyncVectorEnv(makers)
     vector.reset(seed=0)
-    actions = _actions(vector.single_action_space, envs)
+    actions = _actions(vector.single_action_space.n, envs)
     return _stepper(vector.step, actions, envs)
 
 
@@ -51,7 +51,7 @@ def stable_baselines_stepper(name, envs):
     # Forked, its processes start in a second instead of minutes; their speed is the same.
     vector = make_vec_env(name, n_envs=envs, vec_env_cls=SubprocVecEnv, vec_env_kwargs=dict(start_method="fork"))
     vector.reset()
-    actions = _actions(vector.action_space, envs)
+    actions = _actions(vector.action_space.n, envs)
     return _stepper(vector.step, actions, envs)
 
 
@@ -65,9 +65,9 @@ def _stepper(step, actions, envs):
     return call, STEPS * envs
 
 
-def _actions(space, envs):
-    space.seed(0)
-    return [np.array([space.sample() for _ in range(envs)]) for _ in range(STEPS)]
+def _actions(choices, envs):
+    """The same for all peers: how long games are, and how often they begin anew, depends on what is done."""
+    return list(np.random.default_rng(0).integers(0, choices, (STEPS, envs)))
 
 
 def shoal_stepper(name, envs, **settings):
@@ -76,9 +76,7 @@ def shoal_stepper(name, envs, **settings):
     cls = world_class(name)
     world = cls(envs, "cpu", cls.Config(phase=0, schedule="lockstep", **settings))
     world.reset(0)
-    random = np.random.default_rng(0)
-    rows = [world.teams[0].action.draw(random, envs)[:, None] for _ in range(STEPS)]
-    actions = [torch.from_numpy(row) for row in rows]
+    actions = [torch.from_numpy(row).int()[:, None] for row in _actions(world.groups[0].action.n, envs)]
     return _stepper(world.step, actions, envs)
 
 
@@ -87,7 +85,7 @@ def ale_stepper(game, envs, threads):
 
     vector = AtariVectorEnv(game, envs, num_threads=threads, autoreset_mode="SameStep", stack_num=1)
     vector.reset(seed=0)
-    actions = _actions(vector.single_action_space, envs)
+    actions = _actions(vector.single_action_space.n, envs)
     return _stepper(vector.step, actions, envs)
 
 

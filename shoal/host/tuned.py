@@ -24,7 +24,7 @@ ATARI: dict[str, dict[str, Any]] = {
     "gpu": dict(num_envs=64, world=dict(schedule="alternating")),
     "ppo": dict(epochs=4, minibatches=8, clip=0.2),
     "a2c": dict(rollout=8, lr=7e-4),
-    "appo_gpu": dict(num_envs=128, rollout=32),
+    "appo_gpu": dict(num_envs=256, rollout=16, world=dict(schedule="alternating", pin=True)),
     "impala": dict(rollout=16),
     "dqn": dict(ATARI_Q, double=True, epsilon_end=0.01, epsilon_share=0.1),
     "rainbow": ATARI_Q,
