@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from shoal.core.store import full_device
 from shoal.core.world import World
 from shoal.core.wrappers import FrameStack, Wrapper
 from shoal.errors import ShoalError
@@ -85,6 +86,7 @@ def estimate(job: Job, free: int | None = None) -> Estimate:
         policies = make_policies(nowhere, world)
     rollout = acting = update = update_limit = replay = 0
     steps, cuts = job.train.rollout, job.train.cut_short > 0
+    copies = _copies(job)
     room = truncations(world.time_limit, steps)
     for name, groups in job.teams().items():
         inside = [world.group(g.name) for g in groups]
@@ -93,6 +95,8 @@ def estimate(job: Job, free: int | None = None) -> Estimate:
         memory = allocate(inside, steps, COUNTED, room, torch.device("meta"), policy.state_size, policy.explores, cuts)
         memory.time_limit = world.time_limit
         rollout += memory.nbytes // COUNTED + steps * agents * 4 * policy.head.noise_width
+        if name not in job.train.freeze:
+            rollout += copies * memory.nbytes // COUNTED
         # How episodes end, before it is put in its place; how many places are taken; actions as the world wants them.
         rollout += (memory.observation[-1].nbytes + (0 if memory.alive is None else memory.alive[-1].nbytes)) // COUNTED
         rollout += 2 * 4 + (memory.action[0].nbytes // COUNTED if policy.head.gaussian_noise else 0)
@@ -131,6 +135,13 @@ def estimate(job: Job, free: int | None = None) -> Estimate:
         reserved=RESERVED[kind],
         free=free_memory(job.train.device) if free is None else free,
     )
+
+
+def _copies(job: Job) -> int:
+    """Rollouts besides the one that is made: those that wait to be learnt from, and the one that is learnt from."""
+    train = job.train
+    here = train.learn_device is None or full_device(train.learn_device) == full_device(train.device)
+    return train.max_lag + 2 if train.asynchronous and here else 0
 
 
 def _state(world: World) -> int:

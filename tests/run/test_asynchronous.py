@@ -12,6 +12,7 @@ from shoal.cli import main
 from shoal.errors import ShoalError
 from shoal.run.asynchronous import AsyncTrainer, Handover
 from shoal.run.config import make_job
+from shoal.run.memory import estimate
 from shoal.run.train import load_run
 from shoal.run.trainer import Trainer
 from tests.run.test_q_learning import state_of
@@ -118,6 +119,22 @@ def test_players_get_newer_weights_in_the_middle_of_a_rollout(schedule):
     assert (made[15:] - log_probs()[15:]).abs().max() > 0.01
     policy.load_state_dict(then)
     torch.testing.assert_close(made[15:], log_probs()[15:])
+
+
+@pytest.mark.parametrize("max_lag", [0, 3])
+def test_memory_is_told_with_the_rollouts_that_wait(max_lag):
+    settings = {**SMALL, "num_envs": 64, "total_steps": 40 * STEPS}
+    plain = make_job("tag-grid", algo="ppo", freeze=("runner",), one_policy=False, **settings)
+    both = make_job(
+        "tag-grid", algo="ppo", asynchronous=True, max_lag=max_lag, freeze=("runner",), one_policy=False, **settings
+    )
+    trainer = AsyncTrainer(both)
+    waiting = [trainer._free.get() for _ in range(max_lag + 1)]
+    held = sum(t.nbytes for slot in waiting for t in slot.memory)
+    held += sum(learner.rollout.nbytes for learner in trainer.learners.values())
+    trainer.close()
+    more = estimate(both).rollout - estimate(plain).rollout
+    assert held / 64 == pytest.approx(more, rel=0.01)
 
 
 def test_it_learns_with_much_lag(tmp_path):
