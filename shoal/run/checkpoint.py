@@ -1,4 +1,8 @@
-"""Checkpoints: tensors as safetensors, a manifest with a checksum, written atomically. No pickle anywhere."""
+"""Checkpoints: tensors as safetensors, a manifest with checksums, written atomically. No pickle anywhere.
+
+What is played, the policies, is in one file, and the rest that training goes on from in another, which can be many
+times as large (a replay) and is not kept for long.
+"""
 
 import hashlib
 import json
@@ -7,7 +11,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -15,9 +19,11 @@ from safetensors.torch import load_file, save_file
 
 from shoal.errors import ShoalError
 
-TENSORS = "state.safetensors"
+POLICY, STATE = "policy.safetensors", "state.safetensors"
+"""The files for policies and for the rest."""
+
 MANIFEST = "manifest.json"
-FORMAT = 1
+FORMAT = 2
 
 T = TypeVar("T")
 
@@ -28,6 +34,7 @@ class Checkpoint:
 
     path: Path
     state: dict[str, torch.Tensor]
+    """Of the policies alone, if no more was asked for."""
     iteration: int
     steps: int
 
@@ -42,20 +49,24 @@ def save_checkpoint(folder: Path, state: dict[str, torch.Tensor], iteration: int
         temporary.mkdir()
         # Copies: safetensors refuses tensors that share memory, and the flat parameters are all views of one vector.
         tensors = {name: _on_host(tensor.detach()) for name, tensor in state.items()}
-        try:
-            save_file(tensors, temporary / TENSORS)
-        except SafetensorError as error:  # how it reports a full disk
-            raise OSError(str(error)) from None
+        files = {POLICY: {}, STATE: {}}
+        for name, tensor in tensors.items():
+            files[POLICY if name.startswith("policy.") else STATE][name] = tensor
+        for file, part in files.items():
+            try:
+                save_file(part, temporary / file)
+            except SafetensorError as error:  # how it reports a full disk
+                raise OSError(str(error)) from None
         manifest = dict(
             format=FORMAT,
             iteration=iteration,
             steps=steps,
-            sha256=_checksum(temporary / TENSORS),
+            sha256={file: _checksum(temporary / file) for file in files},
             tensors={name: [str(t.dtype), list(t.shape)] for name, t in tensors.items()},
         )
         (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
-        for name in (TENSORS, MANIFEST):
-            _sync(temporary / name)
+        for file in (*files, MANIFEST):
+            _sync(temporary / file)
         shutil.rmtree(final, ignore_errors=True)
         os.replace(temporary, final)
         _sync(folder)
@@ -69,31 +80,50 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.cpu().contiguous() if tensor.is_cuda else tensor.clone(memory_format=torch.contiguous_format)
 
 
-def check_checkpoint(path: Path) -> tuple[int, int]:
-    """Iteration and env steps of a checkpoint, or in one sentence what is wrong with which file."""
+def strip_checkpoint(path: Path) -> None:
+    """Keep of a checkpoint only what is played."""
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
-        wanted, iteration, steps = manifest["sha256"], int(manifest["iteration"]), int(manifest["steps"])
+        manifest = _manifest(path)
+    except ShoalError:  # damaged: whoever wants it will be told
+        return
+    if manifest["sha256"].pop(STATE, None) is not None:
+        write_whole(path / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+    (path / STATE).unlink(missing_ok=True)
+
+
+def check_checkpoint(path: Path, files: tuple[str, ...] = (POLICY, STATE)) -> tuple[int, int]:
+    """Iteration and env steps of a checkpoint, or in one sentence what is wrong with which file."""
+    manifest = _manifest(path)
+    for file in files:
+        if file not in manifest["sha256"]:
+            raise ShoalError(f"{path} is too old to be gone on from: only its policy is kept, for playing.")
+        if not (path / file).is_file():
+            raise ShoalError(f"{path / file} is missing.")
+        if _checksum(path / file) != manifest["sha256"][file]:
+            raise ShoalError(f"{path / file} is damaged: its SHA-256 is not the one in the manifest.")
+    return manifest["iteration"], manifest["steps"]
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((path / MANIFEST).read_text())
+        facts = dict(found, sha256=found["sha256"], iteration=int(found["iteration"]), steps=int(found["steps"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ShoalError(f"{path / MANIFEST} is damaged or missing ({error}).") from None
-    if manifest.get("format") != FORMAT:
-        raise ShoalError(f"{path / MANIFEST} has format {manifest.get('format')}; this version reads {FORMAT}.")
-    file = path / TENSORS
-    if not file.is_file():
-        raise ShoalError(f"{file} is missing.")
-    if _checksum(file) != wanted:
-        raise ShoalError(f"{file} is damaged: its SHA-256 is not the one in the manifest.")
-    return iteration, steps
+    if facts.get("format") != FORMAT:
+        raise ShoalError(f"{path / MANIFEST} has format {facts.get('format')}; this version reads {FORMAT}.")
+    return facts
 
 
-def load_checkpoint(path: Path, device: torch.device | str) -> Checkpoint:
-    """Read one checkpoint, or say in one sentence what is wrong with which file."""
-    iteration, steps = check_checkpoint(path)
-    file = path / TENSORS
-    try:
-        state = load_file(file, device=str(device))
-    except SafetensorError as error:
-        raise ShoalError(f"{file} is damaged: {error}.") from None
+def load_checkpoint(path: Path, device: torch.device | str, files: tuple[str, ...] = (POLICY, STATE)) -> Checkpoint:
+    """Read one checkpoint, or some files of it, or say in one sentence what is wrong with which file."""
+    iteration, steps = check_checkpoint(path, files)
+    state: dict[str, torch.Tensor] = {}
+    for file in files:
+        try:
+            state.update(load_file(path / file, device=str(device)))
+        except SafetensorError as error:
+            raise ShoalError(f"{path / file} is damaged: {error}.") from None
     return Checkpoint(path, state, iteration, steps)
 
 
@@ -110,7 +140,7 @@ def latest_steps(folder: Path) -> int:
 def _newest(folder: Path, read: Callable[[Path], T], warn: Callable[[str], None]) -> T:
     for leftover in folder.glob(".writing_*"):
         shutil.rmtree(leftover, ignore_errors=True)
-    candidates = sorted(folder.glob("step_*"), reverse=True)
+    candidates = [path for path in sorted(folder.glob("step_*"), reverse=True) if not _is_stripped(path)]
     if not candidates:
         raise ShoalError(f"{folder} holds no checkpoint yet; start the run again with `shoal train`.")
     problems = []
@@ -121,6 +151,13 @@ def _newest(folder: Path, read: Callable[[Path], T], warn: Callable[[str], None]
             problems.append(str(error))
             warn(f"{error} Trying the one before it.")
     raise ShoalError(f"{folder} holds no good checkpoint. {problems[0]}")
+
+
+def _is_stripped(path: Path) -> bool:
+    try:
+        return STATE not in _manifest(path)["sha256"]
+    except ShoalError:
+        return False
 
 
 def compare(saved: dict[str, torch.Tensor], own: dict[str, torch.Tensor], path: Path) -> None:
@@ -138,6 +175,13 @@ def compare(saved: dict[str, torch.Tensor], own: dict[str, torch.Tensor], path: 
             )
     if differences:
         raise ShoalError(f"{path} does not fit this run:\n  " + "\n  ".join(differences))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file in one go: a process killed meanwhile leaves the old one."""
+    temporary = path.with_name(f".{path.name}.writing")
+    temporary.write_text(text)
+    os.replace(temporary, path)
 
 
 def _checksum(path: Path) -> str:

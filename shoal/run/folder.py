@@ -15,10 +15,14 @@ from typing import Any, TextIO
 import torch
 
 from shoal.errors import ShoalError
-from shoal.run.checkpoint import save_checkpoint
+from shoal.run.checkpoint import save_checkpoint, strip_checkpoint, write_whole
 from shoal.run.config import Job
 
-KEPT_CHECKPOINTS = 3
+WHOLE_CHECKPOINTS = 2
+"""So many of the newest can be gone on from: the last, and one more in case it is damaged."""
+
+KEPT_CHECKPOINTS = 12
+"""So many of the newest, and the best, can be played."""
 
 LAUNCH = "launch: "
 """Begins the line of env.txt that names the launch of several processes."""
@@ -108,12 +112,15 @@ class RunFolder:
         return None
 
     def save(self, state: dict[str, torch.Tensor], iteration: int, steps: int) -> Path:
-        """A checkpoint; `last` points to it and old ones go, but never the best."""
+        """A checkpoint; `last` points to it. Of old ones the policies are kept, and in the end only the best."""
         path = save_checkpoint(self.checkpoints, state, iteration, steps)
         self._point("last", path)
-        keep = {path.name, self._target("best")}
-        for old in sorted(self.checkpoints.glob("step_*"))[:-KEPT_CHECKPOINTS]:
-            if old.name not in keep:
+        found = sorted(self.checkpoints.glob("step_*"))
+        for old in found[:-WHOLE_CHECKPOINTS]:
+            if old != path:
+                strip_checkpoint(old)
+        for old in found[:-KEPT_CHECKPOINTS]:
+            if old.name not in (path.name, self._target("best")):
                 shutil.rmtree(old, ignore_errors=True)
         return path
 
@@ -168,13 +175,6 @@ class RunFolder:
     def _target(self, name: str) -> str | None:
         link = self.path / name
         return Path(os.readlink(link)).name if link.is_symlink() and link.exists() else None
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Replace a file in one go: a process killed meanwhile leaves the old one."""
-    temporary = path.with_name(f".{path.name}.writing")
-    temporary.write_text(text)
-    os.replace(temporary, path)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -19,10 +19,18 @@ from shoal.learn.learner import part_of
 from shoal.policy import Policy
 from shoal.run.asynchronous import AsyncTrainer
 from shoal.run.build import by_group, make_policies, make_world
-from shoal.run.checkpoint import Checkpoint, compare, latest_steps, load_checkpoint, load_latest
+from shoal.run.checkpoint import (
+    POLICY,
+    Checkpoint,
+    compare,
+    latest_steps,
+    load_checkpoint,
+    load_latest,
+    write_whole,
+)
 from shoal.run.config import Job, load_job, make_job, pick_device, to_count
 from shoal.run.evaluate import Evaluation, RandomPolicy, Watch, evaluate
-from shoal.run.folder import RunFolder, write_whole
+from shoal.run.folder import RunFolder
 from shoal.run.groups import loads, parse_load, same_group
 from shoal.run.memory import estimate, out_of_memory
 from shoal.run.metrics import MetricsWriter
@@ -238,7 +246,7 @@ def load_run(
     job = _elsewhere(load_job(folder.path), settings)
     wanted = pick_device(device or "auto")
     job = replace(job, train=replace(job.train, device=wanted))
-    checkpoint = load_checkpoint(folder.pick(which), wanted)
+    checkpoint = load_checkpoint(folder.pick(which), wanted, (POLICY,))
     world = make_world(job, 1)
     policies = make_policies(job, world)
     for name, policy in policies.items():
@@ -291,7 +299,7 @@ def _load_others(job: Job, trainer: Trainer | SharedTrainer) -> None:
     for name, path in loads(job).items():
         other = load_job(path)
         group = same_group(other, name, path)
-        checkpoint = load_checkpoint(RunFolder.open(path).pick("best"), job.train.device)
+        checkpoint = load_checkpoint(RunFolder.open(path).pick("best"), job.train.device, (POLICY,))
         _take_weights(trainer.policies[name], checkpoint, other.policy_of(group))
         if name in trainer.learners:
             trainer.learners[name].adopt()

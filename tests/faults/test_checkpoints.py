@@ -11,13 +11,13 @@ import torch
 import shoal
 from shoal.errors import ShoalError
 from shoal.run import checkpoint
-from shoal.run.checkpoint import load_checkpoint, load_latest, save_checkpoint
+from shoal.run.checkpoint import POLICY, load_checkpoint, load_latest, save_checkpoint
 from shoal.run.config import make_job
 from shoal.run.evaluate import Evaluation, Score
 from shoal.run.folder import RunFolder
 from shoal.run.train import load_run
 
-STATE = {"weights": torch.arange(12.0).view(3, 4), "steps": torch.tensor(7)}
+STATE = {"policy.cart.weights": torch.arange(12.0).view(3, 4), "steps": torch.tensor(7)}
 SMALL = dict(num_envs=16, rollout=8, eval_episodes=2, quiet=True, device="cpu")
 
 
@@ -44,11 +44,13 @@ def damage(path, how):
 def test_round_trip(saved):
     found = load_checkpoint(saved / "step_000000000200", "cpu")
     assert (found.iteration, found.steps) == (2, 200)
-    torch.testing.assert_close(found.state["weights"], STATE["weights"])
+    assert found.state.keys() == STATE.keys()
+    torch.testing.assert_close(found.state["policy.cart.weights"], STATE["policy.cart.weights"])
+    assert load_checkpoint(saved / "step_000000000200", "cpu", (POLICY,)).state.keys() == {"policy.cart.weights"}
 
 
 @pytest.mark.parametrize("how", ["truncated", "empty", "flipped", "missing"])
-@pytest.mark.parametrize("name", ["state.safetensors", "manifest.json"])
+@pytest.mark.parametrize("name", ["policy.safetensors", "state.safetensors", "manifest.json"])
 def test_damage_is_refused_by_name_and_the_one_before_is_used(saved, name, how):
     if (name, how) == ("manifest.json", "flipped"):
         (saved / "step_000000000200" / name).write_text("{}")
@@ -70,7 +72,7 @@ def test_pickle_is_refused_and_not_executed(saved, tmp_path):
     file.write_bytes(pickle.dumps(Trap()))
     manifest = file.with_name("manifest.json")
     facts = json.loads(manifest.read_text())
-    facts["sha256"] = checkpoint._checksum(file)
+    facts["sha256"]["state.safetensors"] = checkpoint._checksum(file)
     manifest.write_text(json.dumps(facts))
     with pytest.raises(ShoalError, match="damaged"):
         load_checkpoint(saved / "step_000000000200", "cpu")
@@ -137,13 +139,28 @@ def test_second_writer_is_refused(tmp_path):
         RunFolder.create(job)
 
 
-def test_old_checkpoints_go_but_the_best_stays(tmp_path):
+def test_of_old_checkpoints_the_policies_stay_and_of_very_old_ones_the_best(tmp_path):
     job = make_job("cartpole", run_dir=tmp_path / "run", **SMALL)
     run = RunFolder.create(job)
-    for i, mean in enumerate([1.0, 9.0, 2.0, 3.0, 4.0, 5.0]):
+    for i in range(20):
         path = run.save(STATE, i, i * 100)
-        run.record_score(i * 100, Evaluation({"cart": Score(mean, 0.0, 1, 1.0)}, {}), path)
-    kept = sorted(int(p.name.removeprefix("step_")) for p in run.checkpoints.glob("step_*"))
-    assert kept == [100, 300, 400, 500]
+        run.record_score(i * 100, Evaluation({"cart": Score(9.0 if i == 1 else i / 10, 0.0, 1, 1.0)}, {}), path)
+    kept = {int(p.name.removeprefix("step_")): p for p in run.checkpoints.glob("step_*")}
+    assert sorted(kept) == [100, *range(800, 2000, 100)]
+    assert sorted(steps for steps, p in kept.items() if (p / "state.safetensors").exists()) == [1800, 1900]
     assert run.pick("best").name.endswith("100")
-    assert run.pick("last").name.endswith("500")
+    assert run.pick("last").name.endswith("1900")
+    for p in kept.values():
+        assert load_checkpoint(p, "cpu", (POLICY,)).state.keys() == {"policy.cart.weights"}
+    with pytest.raises(ShoalError, match=r"step_0+100 is too old to be gone on from"):
+        load_checkpoint(kept[100], "cpu")
+
+
+def test_old_checkpoints_are_played_but_not_gone_on_from(tmp_path):
+    """Not even where no other is left that is good."""
+    run = shoal.train("cartpole", run_dir=tmp_path / "run", total_steps=128 * 5, checkpoint_every=128, **SMALL)
+    assert load_run(run.path, "128").evaluate(episodes=2)["cart"].episodes == 2
+    for steps in (512, 640):
+        damage(run.folder.checkpoints / f"step_{steps:012d}" / "state.safetensors", "truncated")
+    with pytest.raises(ShoalError, match=r"no good checkpoint.*000640/state.safetensors is damaged"):
+        shoal.resume(run.path, total_steps=128 * 8)
