@@ -208,7 +208,7 @@ def device(seconds):
     for turns in (2, 3, 4):
         job = make_job("ale:pong", algo="appo", total_steps=1e9, world_config=dict(turns=turns))
         trainers.append(trainer := make_trainer(job))
-        calls[f"APPO, {turns} turns"] = resting(trainer)
+        calls[f"APPO, {trainer.world.num_envs} envs, {turns} turns"] = resting(trainer)
     contestants = {name: (Busy(call), steps) for name, (call, steps) in calls.items()}
     rates = take_turns(contestants, seconds)
     peers = [(name, "ale-py alone") for name in contestants if name != "ale-py alone"]

@@ -176,8 +176,9 @@ def keep_on_cores(make: Callable[[], Made]) -> Made:
     """
     before = _threads()
     made = make()
-    for i, thread in enumerate(sorted(_threads() - before)):
-        cores = sorted(os.sched_getaffinity(0))
+    started = sorted(_threads() - before)
+    cores = sorted(os.sched_getaffinity(0)) if started else []
+    for i, thread in enumerate(started):
         with suppress(OSError):
             os.sched_setaffinity(thread, {cores[i % len(cores)]})
     return made

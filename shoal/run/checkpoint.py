@@ -107,12 +107,11 @@ def check_checkpoint(path: Path, files: tuple[str, ...] = (POLICY, STATE)) -> tu
 def _manifest(path: Path) -> dict[str, Any]:
     try:
         found = json.loads((path / MANIFEST).read_text())
-        facts = dict(found, sha256=found["sha256"], iteration=int(found["iteration"]), steps=int(found["steps"]))
+        if found["format"] != FORMAT:
+            raise ShoalError(f"{path / MANIFEST} has format {found['format']}; this version reads {FORMAT}.")
+        return dict(found, sha256=dict(found["sha256"]), iteration=int(found["iteration"]), steps=int(found["steps"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ShoalError(f"{path / MANIFEST} is damaged or missing ({error}).") from None
-    if facts.get("format") != FORMAT:
-        raise ShoalError(f"{path / MANIFEST} has format {facts.get('format')}; this version reads {FORMAT}.")
-    return facts
 
 
 def load_checkpoint(path: Path, device: torch.device | str, files: tuple[str, ...] = (POLICY, STATE)) -> Checkpoint:
