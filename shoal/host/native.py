@@ -169,8 +169,8 @@ def pack_seeds(seed: int, first_env: int, count: int) -> np.ndarray:
     return (np.int64(seed) * 1_000_003 + np.arange(first_env, first_env + count)) % 2**31
 
 
-def keep_on_cores(make: Callable[[], Made]) -> Made:
-    """What `make` makes; the threads that it starts stay on a core each, where the system allows that.
+def keep_on_cores(make: Callable[[], Made], first: int) -> Made:
+    """What `make` makes; the threads that it starts stay on a core each, from `first` on, where the system allows that.
 
     Threads of several batches that run at the same time would gather on some cores while others have nothing to do.
     """
@@ -180,7 +180,7 @@ def keep_on_cores(make: Callable[[], Made]) -> Made:
     cores = sorted(os.sched_getaffinity(0)) if started else []
     for i, thread in enumerate(started):
         with suppress(OSError):
-            os.sched_setaffinity(thread, {cores[i % len(cores)]})
+            os.sched_setaffinity(thread, {cores[(first + i) % len(cores)]})
     return made
 
 

@@ -2,7 +2,7 @@
 
 import json
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache, partial
 from itertools import pairwise
@@ -19,7 +19,7 @@ from shoal.host.config import HostConfig, Schedule
 from shoal.host.engines import Engine, Processes, Serial, share_out, split
 from shoal.host.envs import Team, layout_of, teams_of
 from shoal.host.memory import HOLD, RESET, RESTART, STEP, SharedArrays
-from shoal.host.native import NEXT_STEP, Native, VectorBatch, giving_way, keep_on_cores, pack_seeds
+from shoal.host.native import NEXT_STEP, Made, Native, VectorBatch, giving_way, keep_on_cores, pack_seeds
 from shoal.host.sources import Source, gym_spec
 from shoal.host.spaces import action_space, observation_space
 
@@ -229,16 +229,22 @@ class HostWorld(World):
             raise ShoalError("--action-repeat does not work with a native batch; use --batch processes.")
         parts = split(self.num_envs, self._turns)
 
-        def one(rows: slice) -> VectorBatch:
-            make = partial(self._make_batch, rows, threads)
-            return keep_on_cores(make) if self.config.pin else make()
-
-        def make() -> list[VectorBatch]:
-            return [one(rows) for rows in parts]
-
         # While one part acts, the others keep all cores busy. Not where acting itself needs the cores.
         gives_way = len(parts) > 1 and self.device.type == "cuda"
-        return Native(giving_way(make) if gives_way else make(), threads)
+
+        def apart(make: Callable[[], Made], number: int) -> Made:
+            """What belongs to a batch, with threads as they should be."""
+            if self.config.pin:
+                make = partial(keep_on_cores, make, number * threads)
+            return giving_way(make) if gives_way else make()
+
+        def one(rows: slice, number: int) -> VectorBatch:
+            batch = apart(partial(self._make_batch, rows, threads), number)
+            if (remake := batch.remake) is not None:
+                batch.remake = lambda seed: apart(partial(remake, seed), number)
+            return batch
+
+        return Native([one(rows, number) for number, rows in enumerate(parts)], threads)
 
     def _make_batch(self, rows: slice, threads: int) -> VectorBatch:
         return VectorBatch(self.make_vector(rows.stop - rows.start, threads), rows, self._arrays)

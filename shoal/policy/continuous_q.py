@@ -10,7 +10,7 @@ from shoal.core.world import Group
 from shoal.errors import ShoalError
 from shoal.policy.base import Policy, feature_size
 from shoal.policy.heads import Head, to_box
-from shoal.policy.mlp import MLP, Torso, exact_linear, orthogonal
+from shoal.policy.mlp import MLP, Torso, orthogonal, wide_linear
 
 LOG_STD = (-5.0, 2.0)
 """Bounds of the logarithm of a stochastic actor's spread, before actions are squashed."""
@@ -109,7 +109,7 @@ class Critic(nn.Module):
             features = self.torso(torch.cat([observation.flatten(1), action], dim=-1))
         else:
             features = self.joint(torch.cat([self.torso(observation).float(), action], dim=-1))
-        return exact_linear(features, self.linear.weight, self.linear.bias).squeeze(-1)
+        return wide_linear(features, self.linear.weight, self.linear.bias).squeeze(-1)
 
 
 class ContinuousQPolicy(Policy):

@@ -48,8 +48,8 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.T
     return F.linear(*_padded(x, weight, bias))[..., : weight.shape[0]]
 
 
-def exact_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """A linear layer in float32, whatever the rest is made in: for what is compared by small differences."""
+def wide_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """A linear layer whose result is not rounded to bf16, whatever the rest is made in: small differences count."""
     with torch.autocast(x.device.type, enabled=False):
         return F.linear(x.float(), weight, bias)
 

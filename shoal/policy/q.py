@@ -15,7 +15,7 @@ from shoal.errors import ShoalError
 from shoal.policy.base import Policy
 from shoal.policy.core import CoreMaker
 from shoal.policy.heads import MASKED, inverse_cumulative
-from shoal.policy.mlp import Torso, exact_linear, orthogonal
+from shoal.policy.mlp import Torso, orthogonal, wide_linear
 
 SPREAD = 0.5
 """First spread of noisy weights, divided by the root of the number of inputs (Fortunato et al. 2018)."""
@@ -104,7 +104,7 @@ class QHead(nn.Module):
         """The numbers [batch, choices, width] that tell what each choice is worth; of atoms, logits."""
         layer = self.linear
         weight, bias = layer.drawn() if isinstance(layer, NoisyLinear) else (layer.weight, layer.bias)
-        raw = exact_linear(features, weight, bias).unflatten(-1, (-1, self.width))
+        raw = wide_linear(features, weight, bias).unflatten(-1, (-1, self.width))
         if not self.dueling:
             return raw
         # Q = V + A - mean A, where the mean is over the choices of each part.

@@ -154,10 +154,14 @@ class AsyncTrainer(Trainer):
         for name, learner in self.learners.items():
             self._weights[name].put(_weights(self.policies[name], learner.rollout))
 
-    def _start(self) -> None:
-        for name, player in self.players.items():  # those that do not learn may have been loaded
+    def _fill_players(self) -> None:
+        """Before anybody acts: what has been loaded, also for those that do not learn."""
+        for name, player in self.players.items():
             player.load_state_dict(self.policies[name].state_dict())
         self._publish()
+
+    def _start(self) -> None:
+        self._fill_players()
         self._begun = self.iteration
         self._thread = threading.Thread(target=self._act, name="actor", daemon=True)
         self._thread.start()
@@ -172,12 +176,20 @@ class AsyncTrainer(Trainer):
             self._paused = True
             self._changed.wait_for(lambda: not self._acting)
         try:
+            if self._thread is None:
+                self._fill_players()
+            self._wait_for_device()  # a rollout that is being made there
             self._renew()
+            self._wait_for_device()
             yield
         finally:
             with self._changed:
                 self._paused = False
                 self._changed.notify_all()
+
+    def _wait_for_device(self) -> None:
+        if self.world.device.type == "cuda":
+            torch.cuda.synchronize(self.world.device)  # sync: at a checkpoint, where all streams meet
 
     def close(self) -> None:
         with self._changed:

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -81,14 +82,12 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def strip_checkpoint(path: Path) -> None:
-    """Keep of a checkpoint only what is played."""
-    try:
-        manifest = _manifest(path)
-    except ShoalError:  # damaged: whoever wants it will be told
-        return
-    if manifest["sha256"].pop(STATE, None) is not None:
-        write_whole(path / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+    """Keep of a checkpoint only what is played. The large file goes first: the disk may be full."""
     (path / STATE).unlink(missing_ok=True)
+    with suppress(ShoalError):  # damaged: whoever wants it will be told
+        manifest = _manifest(path)
+        if manifest["sha256"].pop(STATE, None) is not None:
+            write_whole(path / MANIFEST, json.dumps(manifest, indent=1) + "\n")
 
 
 def check_checkpoint(path: Path, files: tuple[str, ...] = (POLICY, STATE)) -> tuple[int, int]:
@@ -139,9 +138,12 @@ def latest_steps(folder: Path) -> int:
 def _newest(folder: Path, read: Callable[[Path], T], warn: Callable[[str], None]) -> T:
     for leftover in folder.glob(".writing_*"):
         shutil.rmtree(leftover, ignore_errors=True)
-    candidates = [path for path in sorted(folder.glob("step_*"), reverse=True) if not _is_stripped(path)]
-    if not candidates:
+    found = sorted(folder.glob("step_*"), reverse=True)
+    if not found:
         raise ShoalError(f"{folder} holds no checkpoint yet; start the run again with `shoal train`.")
+    candidates = [path for path in found if not _is_stripped(path)]
+    if not candidates:
+        raise ShoalError(f"{folder} holds policies only, for playing; start another run, with --load from this one.")
     problems = []
     for path in candidates:
         try:
@@ -180,6 +182,7 @@ def write_whole(path: Path, text: str) -> None:
     """Replace a file in one go: a process killed meanwhile leaves the old one."""
     temporary = path.with_name(f".{path.name}.writing")
     temporary.write_text(text)
+    _sync(temporary)
     os.replace(temporary, path)
 
 

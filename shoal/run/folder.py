@@ -115,12 +115,12 @@ class RunFolder:
         """A checkpoint; `last` points to it. Of old ones the policies are kept, and in the end only the best."""
         path = save_checkpoint(self.checkpoints, state, iteration, steps)
         self._point("last", path)
-        found = sorted(self.checkpoints.glob("step_*"))
+        found = list(self._kept().values())
         for old in found[:-WHOLE_CHECKPOINTS]:
-            if old != path:
+            with contextlib.suppress(OSError):  # this one is saved
                 strip_checkpoint(old)
         for old in found[:-KEPT_CHECKPOINTS]:
-            if old.name not in (path.name, self._target("best")):
+            if old.name != self._target("best"):
                 shutil.rmtree(old, ignore_errors=True)
         return path
 
@@ -147,11 +147,30 @@ class RunFolder:
         return read_lines(self.path / "metrics.jsonl")
 
     def trim(self, steps: int) -> None:
-        """Drop metrics and scores from beyond a checkpoint that is resumed from."""
+        """Forget what came after a checkpoint that is resumed from: later ones, which are damaged, are put aside."""
+        for later, path in self._kept().items():
+            if later > steps:
+                aside = path.with_name(f"damaged_{path.name}")
+                shutil.rmtree(aside, ignore_errors=True)
+                path.rename(aside)
         for name in ("metrics.jsonl", "eval.jsonl"):
             rows = [row for row in read_lines(self.path / name) if row["steps"] <= steps]
             if (self.path / name).exists():
                 write_whole(self.path / name, "".join(json.dumps(row) + "\n" for row in rows))
+        kept = self._kept()
+        if steps in kept:
+            self._point("last", kept[steps])
+        scored = [row for row in self.scores() if row["steps"] in kept]
+        if scored:
+            newest = len(scored[-1]["groups"]) > 1
+            best = scored[-1] if newest else max(scored, key=lambda row: row["mean"])
+            self._point("best", kept[best["steps"]])
+        else:
+            (self.path / "best").unlink(missing_ok=True)
+
+    def _kept(self) -> dict[int, Path]:
+        """Env steps of the checkpoints that there are, in order, and where they are."""
+        return {int(path.name.removeprefix("step_")): path for path in sorted(self.checkpoints.glob("step_*"))}
 
     def pick(self, which: str) -> Path:
         """The checkpoint that `best`, `last` or a step number names."""
@@ -160,10 +179,10 @@ class RunFolder:
             if name is None:
                 raise ShoalError(f"{self.path} holds no checkpoint yet.")
             return self.checkpoints / name
-        for path in self.checkpoints.glob("step_*"):
-            if which.isdigit() and int(path.name.removeprefix("step_")) == int(which):
-                return path
-        known = ", ".join(str(int(p.name.removeprefix("step_"))) for p in sorted(self.checkpoints.glob("step_*")))
+        kept = self._kept()
+        if which.isdigit() and int(which) in kept:
+            return kept[int(which)]
+        known = ", ".join(map(str, kept))
         raise ShoalError(f"{self.path} has no checkpoint {which!r}; choose best, last or one of: {known}.")
 
     def _point(self, name: str, path: Path) -> None:

@@ -148,7 +148,8 @@ class HostCollector(Collector):
         while not last:
             t += 1
             last = t == steps or stops(t)
-            self.renew()
+            if not last:
+                self.renew()
             for part in parts:
                 if t:
                     self.world.take(part, len(part))

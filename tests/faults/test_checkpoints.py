@@ -11,7 +11,7 @@ import torch
 import shoal
 from shoal.errors import ShoalError
 from shoal.run import checkpoint
-from shoal.run.checkpoint import POLICY, load_checkpoint, load_latest, save_checkpoint
+from shoal.run.checkpoint import POLICY, load_checkpoint, load_latest, save_checkpoint, strip_checkpoint
 from shoal.run.config import make_job
 from shoal.run.evaluate import Evaluation, Score
 from shoal.run.folder import RunFolder
@@ -164,3 +164,43 @@ def test_old_checkpoints_are_played_but_not_gone_on_from(tmp_path):
         damage(run.folder.checkpoints / f"step_{steps:012d}" / "state.safetensors", "truncated")
     with pytest.raises(ShoalError, match=r"no good checkpoint.*000640/state.safetensors is damaged"):
         shoal.resume(run.path, total_steps=128 * 8)
+
+
+def test_a_damaged_checkpoint_is_put_aside_and_what_pointed_to_it_points_elsewhere(tmp_path):
+    """It neither counts as one that can be gone on from nor as the best; from then on there are two good ones again."""
+    settings = {**SMALL, "eval_episodes": 4}
+    run = shoal.train("cartpole", run_dir=tmp_path / "run", total_steps=128 * 4, checkpoint_every=128, **settings)
+    newest = run.folder.pick("last")
+    run.folder._point("best", newest)
+    damage(newest / "state.safetensors", "flipped")
+    again = shoal.resume(run.path, total_steps=128 * 6 + 64)
+    whole = [p for p in run.folder.checkpoints.glob("step_*") if (p / "state.safetensors").exists()]
+    assert len(whole) == 2
+    for path in whole:
+        load_checkpoint(path, "cpu")
+    assert (run.folder.checkpoints / f"damaged_{newest.name}").is_dir()
+    rows = [json.loads(line) for line in (run.path / "eval.jsonl").read_text().splitlines()]
+    best = max(rows, key=lambda row: row["mean"])
+    assert again.folder.pick("best").name == f"step_{best['steps']:012d}"
+
+
+def test_a_full_disk_while_old_ones_are_stripped_spoils_no_save(tmp_path, monkeypatch):
+    job = make_job("cartpole", run_dir=tmp_path / "run", **SMALL)
+    run = RunFolder.create(job)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "write_whole", full)
+    for i in range(4):
+        assert run.save(STATE, i, i * 100) == run.pick("last")
+    whole = [p.name for p in run.checkpoints.glob("step_*") if (p / "state.safetensors").exists()]
+    assert sorted(whole) == ["step_000000000200", "step_000000000300"]
+    assert load_checkpoint(run.pick("100"), "cpu", (POLICY,)).steps == 100
+
+
+def test_where_only_policies_are_left_one_is_told_so(saved):
+    for path in saved.glob("step_*"):
+        strip_checkpoint(path)
+    with pytest.raises(ShoalError, match="holds policies only, for playing; start another run, with --load"):
+        load_latest(saved, "cpu", pytest.fail)

@@ -39,18 +39,19 @@ def test_frames_and_true_scores_are_ale_py_s_own():
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are listed on Linux")
 @pytest.mark.skipif(cpu_threads() < 2, reason="there is one core")
-def test_threads_are_kept_on_cores_of_their_own():
+@pytest.mark.parametrize("workers", [1, 2])
+def test_threads_are_kept_on_cores_of_their_own(workers):
     def threads():
         """Thread -> the cores it may use."""
         found = (int(task.name) for task in Path("/proc/self/task").iterdir())
         return {thread: os.sched_getaffinity(thread) for thread in found}
 
     before, cores = threads(), os.sched_getaffinity(0)
-    world = make("pong", 4, pin=True, workers=2, schedule="alternating")
+    world = make("pong", 4, pin=True, workers=workers, schedule="alternating")
     world.reset(0)
     pinned = [allowed for thread, allowed in threads().items() if thread not in before and len(allowed) == 1]
-    assert len(pinned) == 2 * 2
-    assert len(set.union(*pinned)) == 2
+    assert len(pinned) == 2 * workers
+    assert len(set.union(*pinned)) == min(2 * workers, len(cores))
     assert os.sched_getaffinity(0) == cores
     world.close()
 

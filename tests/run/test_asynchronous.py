@@ -82,22 +82,28 @@ def test_players_get_newer_weights_in_the_middle_of_a_rollout(schedule):
     host = dict(schedule=schedule, batch="processes", workers=3, phase=0)
     settings = {**SMALL, "rollout": 20, "total_steps": 40 * 8 * 20, "max_lag": 1, "lr": 0.05, "compile": "off"}
     trainer = AsyncTrainer(make_job("gym:CartPole-v1", algo="appo", world_config=host, **settings))
-    learn, send, half, sent = trainer.learn, trainer.world.send, threading.Event(), []
+    learn, send, half = trainer.learn, trainer.world.send, threading.Event()
+    trainer.world.reset(0)
+    bunches = trainer.world.bunches
+    sent = [0] * len(bunches)
 
-    def send_and_see(bunches):
-        send(bunches)
-        sent.extend(bunches)
-        if len(sent) >= 1.5 * 20 * len(trainer.world.bunches) and not half.is_set():
-            half.set()
-            with trainer._changed:
-                assert trainer._changed.wait_for(lambda: trainer.iteration == 1, 30)
+    def send_and_see(which):
+        send(which)
+        if not half.is_set():
+            for bunch in which:
+                sent[bunch] += 1
+            if sum(sent) >= 1.5 * 20 * len(bunches):
+                half.set()
+                with trainer._changed:
+                    assert trainer._changed.wait_for(lambda: trainer.iteration == 1, 30)
 
     def learn_late():
         assert half.wait(30)
         learn()
 
-    def log_probs():
-        """Of what was done in the rollout that was learnt from last, by the policy of now."""
+    def log_probs(weights):
+        """Of what was done in the rollout that was learnt from last, by a policy with these weights."""
+        policy.load_state_dict(weights)
         seen, action = (rows.flatten(0, 2) for rows in (rollout.observation[:20], rollout.action))
         with torch.no_grad():
             found, _ = policy.head.log_prob_and_entropy(policy.distribution(seen), action)
@@ -113,12 +119,21 @@ def test_players_get_newer_weights_in_the_middle_of_a_rollout(schedule):
         assert trainer.read_metrics()["train/lag_max"] == 1  # as many as its first step was behind
     finally:
         trainer.close()
-    made = rollout.log_prob[..., 0]
-    policy.load_state_dict(first)
-    torch.testing.assert_close(made[:5], log_probs()[:5])
-    assert (made[15:] - log_probs()[15:]).abs().max() > 0.01
-    policy.load_state_dict(then)
-    torch.testing.assert_close(made[15:], log_probs()[15:])
+    made, old, new = rollout.log_prob[..., 0], log_probs(first), log_probs(then)
+    assert (old - new).abs().mean() > 0.01
+    for rows, steps in zip(bunches, sent, strict=True):
+        half_way = steps - 20  # in the second rollout; the step under way may have come just before the weights
+        torch.testing.assert_close(made[:half_way, rows], old[:half_way, rows])
+        torch.testing.assert_close(made[half_way + 1 :, rows], new[half_way + 1 :, rows])
+
+
+def test_players_know_what_was_loaded_before_anybody_acts(tmp_path):
+    run = shoal.train("cartpole", algo="appo", run_dir=tmp_path / "run", **{**SMALL, "total_steps": 20 * STEPS})
+    trainer = AsyncTrainer(run.job)
+    trainer.load_state_dict(state_of(run), 20)
+    with trainer.still():
+        assert_same(trainer.players["cart"].state_dict(), run.policies["cart"].state_dict())
+    trainer.close()
 
 
 @pytest.mark.parametrize("max_lag", [0, 3])
