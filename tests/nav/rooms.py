@@ -1,7 +1,9 @@
 """Rooms made of boxes, and what is exactly true of them."""
 
 import heapq
+import math
 from contextlib import contextmanager
+from functools import cache
 
 import numpy as np
 
@@ -57,22 +59,23 @@ def box_distance(points, blocks):
     return np.linalg.norm(np.maximum(np.maximum(low - points, points - high), 0), axis=-1).min(1)
 
 
+@cache
+def _free(a, b, blocks, radius):
+    """Whether the straight way keeps its distance from all blocks; most are asked for again with the next start."""
+    share = np.linspace(0, 1, 120)[:, None]
+    return (box_distance(np.array(a) + np.subtract(b, a) * share, blocks) >= radius - 2e-3).all()
+
+
 def shortest(start, goal, blocks, radius, size=(10.0, 8.0)):
     """Length of the shortest path that keeps `radius` from all blocks, by points on circles around their corners."""
     width, depth = size
     outside = [(-1, -1, 0, depth + 1), (width, -1, width + 1, depth + 1), (-1, -1, width + 1, 0)]
-    blocks = [tuple(b[:4]) for b in blocks] + outside + [(-1, depth, width + 1, depth + 1)]
-    nodes = [np.asarray(start, float), np.asarray(goal, float)]
+    blocks = (*(tuple(b[:4]) for b in blocks), *outside, (-1, depth, width + 1, depth + 1))
+    nodes = [tuple(map(float, start)), tuple(map(float, goal))]
     for x0, y0, x1, y1 in blocks[:-4]:
         for cx, cy, begin in ((x1, y1, 0.0), (x0, y1, 0.5), (x0, y0, 1.0), (x1, y0, 1.5)):
             for angle in np.pi * (begin + np.linspace(0, 0.5, 9)):
-                nodes.append(np.array([cx + radius * np.cos(angle), cy + radius * np.sin(angle)]))
-    nodes = np.stack(nodes)
-    share = np.linspace(0, 1, 120)[:, None]
-
-    def free(a, b):
-        return (box_distance(a + (b - a) * share, blocks) >= radius - 2e-3).all()
-
+                nodes.append((cx + radius * np.cos(angle), cy + radius * np.sin(angle)))
     best = {0: 0.0}
     queue = [(0.0, 0)]
     while queue:
@@ -82,8 +85,8 @@ def shortest(start, goal, blocks, radius, size=(10.0, 8.0)):
         if length > best[at]:
             continue
         for other in range(len(nodes)):
-            far = length + float(np.linalg.norm(nodes[other] - nodes[at]))
-            if other != at and far < best.get(other, np.inf) and free(nodes[at], nodes[other]):
+            far = length + math.dist(nodes[other], nodes[at])
+            if other != at and far < best.get(other, np.inf) and _free(nodes[at], nodes[other], blocks, radius):
                 best[other] = far
                 heapq.heappush(queue, (far, other))
     return np.inf
