@@ -251,7 +251,7 @@ class Busy:
         self.wall += time.perf_counter() - wall
 
     def share(self):
-        """Of the time of all cores, that which this program took, since the first call, which warms up."""
+        """Of the time of all cores, that which this program took in all calls, the first of which warms up."""
         return round(self.cpu / self.wall / cpu_threads(), 3)
 
 

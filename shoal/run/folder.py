@@ -125,17 +125,13 @@ class RunFolder:
         return path
 
     def record_score(self, steps: int, scores: Any, checkpoint: Path | None) -> bool:
-        """Append to eval.jsonl; returns whether it is the best so far, which `best` then points to.
-
-        Where several groups play, their returns depend on one another, and the newest counts as the best.
-        """
-        mean = scores.mean
-        earlier = [row["mean"] for row in self.scores()]
-        row = dict(steps=steps, mean=mean, groups={name: vars(s) for name, s in scores.items()})
+        """Append to eval.jsonl; returns whether it is the best so far, which `best` then points to."""
+        earlier = self.scores()
+        row = dict(steps=steps, mean=scores.mean, groups={name: vars(s) for name, s in scores.items()})
         row["reports"] = {name: score.mean for name, score in scores.reports.items()}
         with (self.path / "eval.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
-        best = not earlier or mean > max(earlier) or len(scores) > 1
+        best = _best([*earlier, row]) is row
         if best and checkpoint is not None:
             self._point("best", checkpoint)
         return best
@@ -162,9 +158,7 @@ class RunFolder:
             self._point("last", kept[steps])
         scored = [row for row in self.scores() if row["steps"] in kept]
         if scored:
-            newest = len(scored[-1]["groups"]) > 1
-            best = scored[-1] if newest else max(scored, key=lambda row: row["mean"])
-            self._point("best", kept[best["steps"]])
+            self._point("best", kept[_best(scored)["steps"]])
         else:
             (self.path / "best").unlink(missing_ok=True)
 
@@ -194,6 +188,11 @@ class RunFolder:
     def _target(self, name: str) -> str | None:
         link = self.path / name
         return Path(os.readlink(link)).name if link.is_symlink() and link.exists() else None
+
+
+def _best(scores: list[dict[str, Any]]) -> dict[str, Any]:
+    """The row with the highest mean; where several groups play, whose returns depend on one another, the newest."""
+    return scores[-1] if len(scores[-1]["groups"]) > 1 else max(scores, key=lambda row: row["mean"])
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
