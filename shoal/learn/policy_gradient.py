@@ -31,6 +31,8 @@ class PolicyGradientConfig(LearnerConfig):
     """Lambda of the generalised advantage estimate."""
     entropy: float = 0.0
     """Weight of the entropy bonus."""
+    entropy_end: float = 1.0
+    """Share of that weight that is left at the end of the run; it falls linearly."""
     value_weight: float = 0.5
     """Weight of the value loss."""
     normalise_advantage: bool = True
@@ -49,6 +51,7 @@ class PolicyGradientConfig(LearnerConfig):
     def __post_init__(self):
         super().__post_init__()
         require("lam", self.lam, 0 <= self.lam <= 1, "between 0 and 1")
+        require("entropy-end", self.entropy_end, 0 <= self.entropy_end <= 1, "between 0 and 1")
         for name in ("rho_clip", "trace_clip"):
             require(name.replace("_", "-"), getattr(self, name), getattr(self, name) > 0, "above 0")
         require("pass-size", self.pass_size, self.pass_size is None or self.pass_size > 0, "above 0")
@@ -104,6 +107,7 @@ class PolicyGradient(Learner):
         bf16: bool = False,
     ):
         super().__init__(policy, rollout, config, seed, compiled, bf16)
+        self.entropy_weight = torch.tensor(config.entropy, device=self.device)
         self.units = rollout.samples if policy.core is None else rollout.samples // rollout.steps
         """What mini-batches are drawn from: samples, or the sequences of env and agent that a core goes along."""
         self._each = rollout.samples // self.units
@@ -321,7 +325,7 @@ class PolicyGradient(Learner):
         found["loss"] = (
             found["policy_gradient_loss"]
             + self.config.value_weight * found["value_loss"]
-            + self.config.entropy * found["entropy_loss"]
+            + self.entropy_weight * found["entropy_loss"]
         )
         if whole is None:
             return found
@@ -354,6 +358,10 @@ class PolicyGradient(Learner):
         raise ShoalError("PolicyGradient is the base of A2C and PPO; use one of them.")
 
     # --- between updates -------------------------------------------------------------------------------------------
+
+    def set_progress(self, done: float) -> None:
+        super().set_progress(done)
+        self.entropy_weight.fill_(self.config.entropy * (1.0 - (1.0 - self.config.entropy_end) * done))
 
     def _in_passes(self) -> str:
         passes = len(self._passes(self.config.batch(self.rollout.samples) // self._each, self._each))

@@ -37,6 +37,9 @@ PREVIOUS = 5
 OTHER_SCENES = 7919
 """From the seed of the scenes of one env to the next one's, for the first env of a process."""
 
+GOLDEN = 0.6180339887498949
+"""Multiples of it, without their whole parts, fill the interval from 0 to 1 evenly, however many there are."""
+
 TRIES = wp.constant(64)
 """Places that are tried for the start of an episode before a less good one is taken."""
 
@@ -97,6 +100,8 @@ class NavConfig:
     """Pixels of the image a side."""
     max_steps: int = 500
     """Steps before an episode is truncated."""
+    stagger: bool = False
+    """Cut the first episodes of training short, all to different lengths, so that envs do not go in step for ever."""
     forward: float = 0.25
     """Metres of a step."""
     turn: float = 10.0
@@ -165,6 +170,7 @@ class NavWorld(KernelWorld):
                 size=16,
                 resident=8,
                 goals=16,
+                stagger=True,
             ),
         ),
         gpu=dict(
@@ -179,7 +185,7 @@ class NavWorld(KernelWorld):
             core="lstm",
             core_size=512,
             core_layers=2,
-            world=dict(resident=32, swap=3),
+            world=dict(resident=32, swap=3, stagger=True),
         ),
         r2d2=dict(
             gamma=0.97,
@@ -249,7 +255,7 @@ class NavWorld(KernelWorld):
 
     @classmethod
     def playing(cls, config: Any) -> Any:
-        return replace(config, playing=True)
+        return replace(config, playing=True, stagger=False)
 
     shown = playing
 
@@ -346,12 +352,22 @@ class NavWorld(KernelWorld):
         if self._site is None:  # the first episodes: `reset` has set the seed
             # Processes have scenes of their own, in an order of their own.
             self._open(int(self.store.seed[0]) + OTHER_SCENES * int(self.store.env_id[0]))
+        first = self.store.episode < 0
         super().restart(mask)
+        self._put_out_of_phase(first)
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Take over the books. Other scenes may be here than were then: all episodes begin anew."""
         super().load_state_dict(state)
-        self.restart(torch.ones(self.num_envs, dtype=torch.bool, device=self.device))
+        everywhere = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
+        self.restart(everywhere)
+        self._put_out_of_phase(everywhere)
+
+    def _put_out_of_phase(self, mask: torch.Tensor) -> None:
+        """Spread the ends of episodes that have just begun over the time limit, evenly."""
+        if self.config.stagger:
+            past = torch.frac(self.store.env_id.double() * GOLDEN) * self.config.max_steps
+            self.store.step_count.copy_(torch.where(mask, past.int(), self.store.step_count))
 
     def tend(self) -> None:
         if self._site is not None:

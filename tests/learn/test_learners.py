@@ -151,6 +151,18 @@ def test_one_step_equals_the_plain_version(kind, config, group):
     assert made.read_metrics()["loss"] == pytest.approx(loss, abs=1e-4)
 
 
+def test_the_entropy_bonus_falls_with_the_run():
+    """After three quarters of a run that ends with a fifth of it, 1 - 0.75 x 0.8 = 0.4 of it is left."""
+    policy = make_policy(PLAIN)
+    rollout, twin = make_rollout(policy), copy.deepcopy(policy)
+    config = PPOConfig(lr=0.01, anneal="none", epochs=1, minibatches=1, entropy=0.5, entropy_end=0.2)
+    made = PPO(policy, rollout, config)
+    made.set_progress(0.75)
+    made.update()
+    twin_update(twin, rollout, dataclasses.replace(config, entropy=0.2), [ALL])
+    assert_same_policy(policy, twin)
+
+
 def test_separate_torsos_equal_the_plain_version():
     policy = make_policy(PLAIN, shared=False)
     rollout, twin = make_rollout(policy), copy.deepcopy(policy)
