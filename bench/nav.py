@@ -2,7 +2,7 @@
 
 python bench/nav.py                          rows of the table, one JSON line each
 python bench/nav.py depth_1024 rgb_1024      some of them
-python bench/nav.py --compare --frames 16e6  Lamb and Adam at 1,024 and 8,192 envs, equal frames
+python bench/nav.py --compare --frames 10e6  Lamb and Adam at 1,024 and 8,192 envs, equal frames
 python bench/nav.py --out bench/results/nav_h200.jsonl
 """
 
@@ -41,8 +41,8 @@ ROWS = {
 }
 LARGE = dict(epochs=1, minibatches=4, lr_scale="sqrt", lr_batch=16_384, normalise_advantage=True)
 COMPARED = {"lamb": LARGE | dict(optimiser="lamb", lr=4e-3), "adam": LARGE | dict(optimiser="adam", lr=6e-4)}
-"""Rates for mini-batches of 16,384, from where they grow: the paper's for Lamb, Shoal's own for Adam. Four mini-batches, not
-two as in the paper, since these trainings are short: of 8,192 envs, 16 million frames make 244 steps."""
+"""Rates for mini-batches of 16,384, whence they grow: the paper's for Lamb, Shoal's own for Adam. Four mini-batches,
+not two as in the paper, since these trainings are short: of 8,192 envs, 10 million frames make 152 steps."""
 CURVE = ("rollout/success", "rollout/spl", "rollout/soft_spl", "rollout/ep_rew_mean")
 
 
@@ -147,7 +147,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="*", help=f"which rows (default: all): {', '.join(ROWS)}")
     parser.add_argument("--compare", action="store_true", help="Lamb and Adam instead")
-    parser.add_argument("--frames", type=float, default=16e6, help="frames of each training that is compared")
+    parser.add_argument("--frames", type=float, default=10e6, help="frames of each training that is compared")
     parser.add_argument("--envs", type=int, nargs="+", default=[1024, 8192], help="env counts that are compared")
     parser.add_argument("--warm", type=float, default=20.0, help="seconds of training before a row is measured")
     parser.add_argument("--seconds", type=float, default=4.0, help="time per figure")

@@ -150,6 +150,7 @@ class NavWorld(KernelWorld):
             minibatches=4,
             gamma=0.99,
             entropy=0.01,
+            entropy_end=0.1,
             clip_norm=1.0,
             eval_sample=True,
         ),

@@ -7,7 +7,7 @@ from shoal.core.world import Group
 from shoal.policy.base import Policy
 from shoal.policy.core import CoreMaker
 from shoal.policy.heads import make_head
-from shoal.policy.mlp import MLP, Torso, linear, orthogonal
+from shoal.policy.mlp import MLP, Torso, linear, orthogonal, wide_linear
 
 
 class ActorCritic(Policy):
@@ -73,7 +73,8 @@ class ActorCritic(Policy):
         """Parameters and values on top of the same features, where one layer does for both."""
         both = (self.head.linear, self.value_head)
         weight, bias = torch.cat([layer.weight for layer in both]), torch.cat([layer.bias for layer in both])
-        raw = linear(features, weight, bias)
+        # What a core puts out is float32 anyway, and advantages are small differences between values.
+        raw = (linear if self.core is None else wide_linear)(features, weight, bias)
         return self.head.params(raw[..., :-1], mask), raw[..., -1].float()
 
     def _torsos(self) -> list[nn.Module]:

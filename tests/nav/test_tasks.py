@@ -173,6 +173,19 @@ def test_evaluations_are_in_scenes_that_were_not_trained_in():
     assert _unseen("folder/of/glb") == "folder/of/glb"
 
 
+def test_staggered_envs_end_their_first_episodes_at_different_steps(make):
+    """Evenly over the time limit of 30: of 10 envs no two within two steps, and from then on whole episodes."""
+    world = make(Flee, NavConfig, envs=10, stagger=True)
+    ends = torch.zeros(60, 10, dtype=torch.bool)
+    for k in range(60):
+        ends[k] = act(world, LEFT).truncated
+    first = ends.int().argmax(dim=0)
+    assert first.max() < 30
+    assert first.sort().values.diff().min() >= 2
+    assert torch.equal(first + 30, 59 - ends.flip(0).int().argmax(dim=0))
+    assert not Flee.playing(world.config).stagger
+
+
 def test_an_agent_learns_to_walk_to_its_goal(make):
     """A short training, by depth, in one room, with goals that are easy to reach: each third beats the one before."""
     scene = make(PointNav, PointNavConfig).config.scenes
