@@ -225,6 +225,9 @@ class World(ABC):
         """The settings under which envs can be looked at: for recordings."""
         return config
 
+    def get_ready(self, seed: int) -> None:
+        """Called some time before `reset(seed)`: begin what that will need, in the background. It must not wait."""
+
     @abstractmethod
     def reset(self, seed: int = 0, first_env: int = 0) -> Outputs:
         """Start all envs. `first_env` is the global number of env 0, for a batch split over processes."""

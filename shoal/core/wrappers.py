@@ -34,6 +34,9 @@ class Wrapper(World):
         """Write what this wrapper shows. `started` [env]: a new episode has begun; `held`: the env did not move."""
         _copy(inner, out)
 
+    def get_ready(self, seed: int) -> None:
+        self.world.get_ready(seed)
+
     def reset(self, seed: int = 0, first_env: int = 0) -> Outputs:
         inner = self.world.reset(seed, first_env)
         self._allocate(inner)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -9,7 +10,7 @@ import warp as wp
 
 from shoal.core.kernel_world import KernelWorld
 from shoal.core.kernels import Call, Whole
-from shoal.core.launch import Plan
+from shoal.core.launch import Plan, cpu_threads
 from shoal.core.random import Random, integer, uniform
 from shoal.core.spaces import Box, Discrete
 from shoal.core.stages import agents_mean
@@ -24,7 +25,9 @@ from shoal.nav.walk import Ground, cell_middle, walk
 from shoal.render.movers import CAPSULE, NONE, Movers
 from shoal.render.renderer import Renderer
 from shoal.scene.house import BUILDINGS
+from shoal.scene.pool import course
 from shoal.scene.sources import expand
+from shoal.scene.workshop import Errand
 
 STOP, FORWARD, LEFT, RIGHT = 0, 1, 2, 3
 
@@ -155,7 +158,7 @@ class NavWorld(KernelWorld):
             eval_sample=True,
         ),
         cpu=dict(
-            total_steps=750_000,
+            total_steps=1_400_000,
             num_envs=64,
             lr=1e-3,
             policy="se-resnet9-small",
@@ -262,6 +265,7 @@ class NavWorld(KernelWorld):
 
     def __init__(self, num_envs: int, device: str | torch.device = "cpu", config: Any = None):
         self._site: Site | None = None
+        self._errand: Errand | None = None
         super().__init__(num_envs, device, config)
 
     # --- scenes ----------------------------------------------------------------------------------------------------
@@ -284,22 +288,38 @@ class NavWorld(KernelWorld):
         values["first_action"] = STOP if self.stops else FORWARD
         return values
 
-    def _open(self, seed: int) -> None:
-        """Load the first scenes and find their ground."""
+    def _sources(self) -> list[str]:
+        """The scenes to play in, one by one."""
         config = self.config
         sources = [s.strip() for s in config.scenes.split(",")]
-        files = config.test_episode_files if config.playing else config.episode_files
         if config.playing:
             others = dict.fromkeys(_unseen(source) for source in sources)
             sources = [s.strip() for s in config.test_scenes.split(",")] if config.test_scenes else list(others)
         if config.detail != 1.0:
             made = tuple(f"{building}:" for building in BUILDINGS)
             sources = [f"{s}@{config.detail:g}" if s.startswith(made) and "@" not in s else s for s in sources]
-        sources = expand(sources)
+        return expand(sources)
+
+    @property
+    def _resident(self) -> int:
+        """Scenes on the device at a time."""
+        return min(self.config.held_out, self.num_envs) if self.config.playing else self.config.resident
+
+    def get_ready(self, seed: int) -> None:
+        """Let other processes prepare the first scenes."""
+        sources = self._sources()
+        first = list(islice(course(sources, seed), min(self._resident, len(sources))))
+        self._errand = Errand(first, self.config.up, self.config.scale, max(1, cpu_threads() // 2))
+
+    def _open(self, seed: int) -> None:
+        """Load the first scenes and find their ground."""
+        config, sources = self.config, self._sources()
+        self._end_errand()
+        files = config.test_episode_files if config.playing else config.episode_files
         self._site = Site(
             sources,
             self.num_envs,
-            min(config.held_out, self.num_envs) if config.playing else config.resident,
+            self._resident,
             config.goals,
             self.device,
             seed,
@@ -374,8 +394,14 @@ class NavWorld(KernelWorld):
         if self._site is not None:
             self._site.poll()
 
+    def _end_errand(self) -> None:
+        if self._errand is not None:
+            self._errand.close()
+            self._errand = None
+
     def close(self) -> None:
         super().close()
+        self._end_errand()
         if self._site is not None:
             self._site.close()
             self._site = None

@@ -29,7 +29,7 @@ from shoal.run.checkpoint import (
     write_whole,
 )
 from shoal.run.config import Job, load_job, make_job, pick_device, to_count
-from shoal.run.evaluate import Evaluation, RandomPolicy, Watch, evaluate
+from shoal.run.evaluate import Evaluation, RandomPolicy, Watch, evaluate, evaluation_seed
 from shoal.run.folder import RunFolder
 from shoal.run.groups import loads, parse_load, same_group
 from shoal.run.memory import estimate, out_of_memory
@@ -339,6 +339,9 @@ class _Session:
         self.writer = MetricsWriter(folder.path, self.progress.warn) if processes.leads else None
         self.stage: World | None = None
         """Where this run is evaluated, if it is kept."""
+        if self.trainer.world.slow_to_open and config.eval_episodes and processes.leads:
+            self.stage = make_world(job, config.eval_episodes, "playing")
+            self.stage.get_ready(evaluation_seed(job, None))
 
     def _load(self, loaded: list[Checkpoint], resumed: Job | None) -> tuple[bool, int]:
         """Read the newest good checkpoint, if there is any, and forget what was written after it."""
@@ -477,8 +480,6 @@ class _Session:
         try:
             count = self.job.train.eval_episodes
             policies = by_group(self.job, self.trainer.players)
-            if self.trainer.world.slow_to_open and self.stage is None:
-                self.stage = make_world(self.job, count, "playing")
             scores = evaluate(self.job, policies, count, stop=lambda: self.signal is not None, world=self.stage)
         except ShoalError as error:
             self.progress.warn(f"No evaluation: {error}")

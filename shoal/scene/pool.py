@@ -112,7 +112,7 @@ class ScenePool:
         self.period = period if len(self.sources) > self.resident else 0
         self.device = full_device(device)
         workers = workers or max(1, min(12, cpu_threads() - 1, self.resident))
-        self._workshop = Workshop(self._course(seed), up, scale, workers)
+        self._workshop = Workshop(course(self.sources, seed), up, scale, workers)
         try:
             self._furnish(limit)
         except BaseException:
@@ -141,12 +141,6 @@ class ScenePool:
 
     def __exit__(self, *_) -> None:
         self.close()
-
-    def _course(self, seed: int) -> Iterator[str]:
-        """Scenes without end: all of them in a drawn order, then all again in another."""
-        rng = np.random.default_rng(seed)
-        while True:
-            yield from (self.sources[i] for i in rng.permutation(len(self.sources)))
 
     def _furnish(self, limit: int | None) -> None:
         """Load the first scenes, all that were asked for; what cannot be loaded is an error now."""
@@ -295,6 +289,13 @@ class ScenePool:
         """End the workers and the thread; the resident scenes stay."""
         self._end()
         self.period = 0
+
+
+def course(sources: Sequence[str], seed: int) -> Iterator[str]:
+    """Scenes without end: all of them in a drawn order, then all again in another."""
+    rng = np.random.default_rng(seed)
+    while True:
+        yield from (sources[i] for i in rng.permutation(len(sources)))
 
 
 def _shut(workshop: Workshop, uploader: _Uploader) -> None:

@@ -8,7 +8,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from shoal.scene.cache import DamagedError, read_arrays
@@ -22,7 +23,7 @@ _PREFIX = "shoal-scenes-"
 
 
 class Workshop:
-    """Worker processes that prepare an endless row of scenes, delivered in order whichever is ready first."""
+    """Worker processes that prepare scenes ahead of their use, delivered in order whichever is ready first."""
 
     def __init__(self, sources: Iterator[str], up: str, scale: float, workers: int):
         self._sources, self._settings = sources, dict(up=up, scale=scale)
@@ -89,7 +90,9 @@ class Workshop:
                     self._changed.wait(0.5)
                 if self._closed:
                     return
-                source = next(self._sources)
+                source = next(self._sources, None)
+            if source is None:
+                return
             outcome: Packed | str = ""
             for _ in range(ATTEMPTS):
                 try:
@@ -132,6 +135,27 @@ class Workshop:
             return f"{source} could not be prepared: {error}."
         finally:
             path.unlink(missing_ok=True)
+
+
+class Errand:
+    """Prepares scenes that will be wanted later: then they are in the cache. What cannot be prepared is told then."""
+
+    def __init__(self, sources: Sequence[str], up: str, scale: float, workers: int):
+        self._workshop = Workshop(iter(sources), up, scale, workers)
+        self._thread = threading.Thread(target=self._run, args=(len(sources),), daemon=True)
+        self._thread.start()
+        # Also when it is forgotten, and at the end of the program.
+        self.close = weakref.finalize(self, self._workshop.close)
+        """End it, done or not."""
+
+    def _run(self, count: int) -> None:
+        for _ in range(count):
+            self._workshop.take(wait=True)
+        self._workshop.close()
+
+    def wait(self) -> None:
+        """Until all is done."""
+        self._thread.join()
 
 
 def _own_folder() -> Path:

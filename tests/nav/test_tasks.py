@@ -186,6 +186,24 @@ def test_staggered_envs_end_their_first_episodes_at_different_steps(make):
     assert not Flee.playing(world.config).stagger
 
 
+def test_what_is_prepared_beforehand_is_what_is_opened(tmp_path, monkeypatch):
+    """Of six rooms three are played in: they alone are in the cache, before anything is opened and afterwards."""
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
+    for k in range(6):
+        write_obj(tmp_path / f"room{k}.obj", room((4.0 + k, 5.0)))
+    config = NavConfig(scenes=str(tmp_path), up="z", held_out=3, goals=2, image="none", playing=True)
+    world = Flee(4, "cpu", config)
+    world.get_ready(8)
+    world._errand.wait()
+    kept = set((tmp_path / "cache").iterdir())
+    assert len(kept) == 3
+    world.reset(8)
+    assert len(set(world.scenes_of_envs())) == 3
+    opened = {path for path in (tmp_path / "cache").iterdir() if "ground" not in path.name}
+    world.close()
+    assert opened == kept
+
+
 def test_an_agent_learns_to_walk_to_its_goal(make):
     """A short training, by depth, in one room, with goals that are easy to reach: each third beats the one before."""
     scene = make(PointNav, PointNavConfig).config.scenes

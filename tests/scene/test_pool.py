@@ -14,6 +14,7 @@ import torch
 from shoal.errors import ShoalError
 from shoal.render.renderer import Renderer
 from shoal.scene.pool import SPARE_ROWS, ScenePool
+from shoal.scene.workshop import Errand
 
 
 def write_box(path, half: float, extra: int = 0) -> str:
@@ -233,3 +234,16 @@ def test_no_worker_outlives_the_program(rooms, how):
             return
         time.sleep(0.1)
     pytest.fail("the worker lives on")
+
+
+def test_an_errand_that_is_given_up_leaves_nothing_behind(tmp_path, monkeypatch):
+    """Closed before it has made a hundred houses: at once, with no process left."""
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path))
+    errand = Errand([f"house:{k}" for k in range(100)], "auto", 1.0, 2)
+    workers = errand._workshop._processes
+    deadline = time.time() + 60
+    while len(workers) < 2 and time.time() < deadline:
+        time.sleep(0.01)
+    errand.close()
+    errand.wait()
+    assert [process.poll() is None for process in workers] == [False, False]
