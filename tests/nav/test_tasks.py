@@ -205,18 +205,20 @@ def test_what_is_prepared_beforehand_is_what_is_opened(tmp_path, monkeypatch):
 
 
 def test_an_agent_learns_to_walk_to_its_goal(make):
-    """A short training, by depth, in one room, with goals that are easy to reach: each third beats the one before."""
+    """A short training, by depth, in one room, with goals that are easy to reach: from hardly any to two in five."""
     scene = make(PointNav, PointNavConfig).config.scenes
     easy = dict(reach=1.0, min_distance=1.5, max_distance=5.0, max_steps=60)
     world = dict(scenes=scene, up="z", resident=1, goals=16, size=SIZE, **easy)
-    job = make_job("pointnav", device="cpu", seed=1, total_steps=30_000, world_config=world, anneal="none")
-    trainer, rewards = Trainer(job), []
-    for share in (1, 2, 3):
-        while trainer.steps < 10_000 * share:
+    job = make_job(
+        "pointnav", device="cpu", seed=2, total_steps=120_000, num_envs=64, minibatches=4, world_config=world
+    )
+    trainer, parts = Trainer(job), []
+    for share in (1, 2, 3, 4):
+        while trainer.steps < 30_000 * share:
             trainer.iterate()
-        found = trainer.read_metrics()
-        rewards.append(found["rollout/ep_rew_mean"])
+        parts.append(trainer.read_metrics())
     trainer.world.close()
-    assert rewards[0] < rewards[1] < rewards[2]
-    assert rewards[2] > rewards[0] + 0.12
-    assert found["rollout/soft_spl"] > 0.03
+    rewards = [found["rollout/ep_rew_mean"] for found in parts]
+    assert rewards == sorted(rewards)
+    assert parts[0]["rollout/success"] < 0.1
+    assert parts[-1]["rollout/success"] > 0.4
