@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from shoal.core.graph import Graphed
 from shoal.core.world import Group, World
 from shoal.errors import ShoalError
 from shoal.learn.rollout import grow, stacked
@@ -234,14 +235,15 @@ def evaluate(
         player = Player(
             world, policies, evaluation_seed(job, seed), job.train.eval_sample if sample is None else sample
         )
+        step = Graphed(player.step, world.device, job.train.graph and world.on_device)
         scenes = world.scenes_of_envs()
         finished = torch.zeros(episodes, dtype=torch.bool, device=world.device)
         last = world.last_episode()
         totals = [torch.zeros(episodes, device=world.device) for _ in (*last.returns, *last.reports, "length")]
         if watch:
             watch(world, ~finished)
-        for step in range(LONGEST):
-            player.step()
+        for played in range(LONGEST):
+            step()
             out = world.outputs
             now = (out.terminated | out.truncated) & ~finished
             last = world.last_episode()
@@ -251,7 +253,7 @@ def evaluate(
             finished |= now
             if watch:
                 watch(world, ~finished)
-            if step % 25 == 24 and (bool(finished.all()) or stop()):  # sync: evaluation may wait
+            if played % 25 == 24 and (bool(finished.all()) or stop()):  # sync: evaluation may wait
                 break
         else:
             raise ShoalError(

@@ -7,7 +7,9 @@ import torch
 
 from shoal.core import Box, Discrete, Group, MultiDiscrete
 from shoal.policy import ActorCritic, mlp_torso
+from shoal.run.build import by_group, make_policies, make_world
 from shoal.run.config import make_job
+from shoal.run.evaluate import evaluate
 from shoal.run.trainer import Trainer
 from shoal.worlds import KERNEL_WORLDS, world_class
 from tests.host.test_cut_short import Gong
@@ -102,6 +104,21 @@ def test_graphs_and_the_plain_path_make_the_same_numbers(world, settings):
         rewards.append(rollout.reward.clone())
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(rewards[0], rewards[1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("world", "settings"),
+    [("cartpole", dict(core="gru")), ("tag-grid", dict(frame_stack=2)), ("cartpole", dict(algo="dqn"))],
+)
+@pytest.mark.parametrize("sample", [False, True])
+def test_evaluations_score_the_same_with_and_without_graphs(world, settings, sample):
+    scores = []
+    for graph in (False, True):
+        job = make_job(world, device="cuda", graph=graph, compile="off", precision="fp32", **settings)
+        with closing(make_world(job, 1)) as one:
+            policies = by_group(job, make_policies(job, one))
+        scores.append(evaluate(job, policies, 64, sample=sample).episodes)
+    assert scores[0] == scores[1]
 
 
 @pytest.mark.parametrize(
