@@ -4,6 +4,7 @@
     python bench/scaling.py --iteration 0.142 --steps 32768 --updates 8 --gradient 44e6      for one of yours
     python bench/scaling.py --check     one and two gloo processes on this machine, and what was predicted
     python bench/scaling.py --check --out bench/results/scaling_2_cores.jsonl
+    python bench/scaling.py --check --device cuda --processes 2 4      several that share one GPU
 
 An iteration of W processes, each with the same number of envs, takes
 
@@ -11,6 +12,7 @@ An iteration of W processes, each with the same number of envs, takes
     a(W, b) = 2 (W - 1) / W b / bandwidth + 2 ceil(log2 W) latency
 
 seconds: a sum over all goes round a ring, or up and down a tree where it is short. Throughput is W steps / t(W).
+Processes that share one GPU take turns on it: there `compute` is W times that of one.
 """
 
 import argparse
@@ -27,7 +29,7 @@ import torch
 import torch.multiprocessing as multiprocessing
 
 from shoal.run.bench import machine, save
-from shoal.run.config import make_job
+from shoal.run.config import Job, make_job
 from shoal.run.processes import Processes, joined
 from shoal.run.progress import si
 from shoal.run.trainer import Trainer
@@ -127,14 +129,21 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 # --- what can be measured here ------------------------------------------------------------------------------------
 
-CHECKED = dict(algo="ppo", rollout=32, hidden=(64, 64), epochs=2, minibatches=2, device="cpu", threads=1, quiet=True)
-WORLD, ENVS, BLOCKS, ITERATIONS = "cartpole", 2048, 6, 8
+CHECKED = dict(algo="ppo", rollout=32, hidden=(64, 64), epochs=2, minibatches=2, threads=1, quiet=True, graph=False)
+"""Without graphs: sums through the host cannot be part of one, and one process alone is to do the same."""
+WORLD, BLOCKS, ITERATIONS = "cartpole", 6, 8
+ENVS = {"cpu": 2048, "cuda": 2**17}
+"""Per process; on a GPU so many that it is busy all the time."""
 
 
-def iterations(processes: Processes) -> dict[str, float]:
+def checked(device: str, count: int) -> Job:
+    """What so many processes train."""
+    return make_job(WORLD, **CHECKED, device=device, num_envs=ENVS[device] * count, total_steps=10**9, eval_episodes=0)
+
+
+def iterations(device: str, processes: Processes) -> dict[str, float]:
     """Seconds of an iteration, the best of some blocks, and how many sums over all it makes."""
-    job = make_job(WORLD, **CHECKED, num_envs=ENVS * processes.size, total_steps=10**9, eval_episodes=0)
-    trainer = Trainer(job, processes)
+    trainer = Trainer(checked(device, processes.size), processes)
     learner = next(iter(trainer.learners.values()))
     sums: list[int] = []
     reducer: Any = processes.reducer
@@ -156,19 +165,21 @@ def iterations(processes: Processes) -> dict[str, float]:
         for _ in range(ITERATIONS):
             trainer.iterate()
             processes.decide(0)
+        if device == "cuda":
+            torch.cuda.synchronize()
         best = min(best, (time.perf_counter() - start) / ITERATIONS)
     gradient = learner.optimiser.flat.nbytes
     updates = sum(size >= gradient for size in made)
     found = dict(seconds=best, gradient=float(gradient), updates=updates, others=len(made) - updates + 1)
     if processes.size > 1:
-        found["large"] = _one_sum(reducer, gradient // 4)
-        found["small"] = _one_sum(reducer, 16)
+        found["large"] = _one_sum(reducer, torch.zeros(gradient // 4, device=device))
+        found["small"] = _one_sum(reducer, torch.zeros(16, device=device))
     return found
 
 
-def _one_sum(reducer: Any, numbers: int) -> float:
+def _one_sum(reducer: Any, tensor: torch.Tensor) -> float:
     """Seconds of one sum over all, the best of some blocks."""
-    tensor, best = torch.zeros(numbers), math.inf
+    best = math.inf
     for _ in range(20):
         start = time.perf_counter()
         for _ in range(20):
@@ -177,28 +188,29 @@ def _one_sum(reducer: Any, numbers: int) -> float:
     return best
 
 
-def _work(rank: int, port: int, answers: Any) -> None:
-    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2")
+def _work(device: str, rank: int, count: int, port: int, answers: Any) -> None:
+    if device == "cpu":  # a core each
+        os.sched_setaffinity(0, [sorted(os.sched_getaffinity(0))[rank]])
+        torch.set_num_threads(1)
+    if count == 1:
+        answers.put(iterations(device, Processes()))
+        return
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(count), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(count))
     os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
-    os.sched_setaffinity(0, [sorted(os.sched_getaffinity(0))[rank]])
-    torch.set_num_threads(1)
-    job = make_job(WORLD, **CHECKED, num_envs=2 * ENVS)
-    with joined(job) as (_, processes):
-        found = iterations(processes)
+    with joined(checked(device, count)) as (_, processes):
+        found = iterations(device, processes)
         if rank == 0:
             answers.put(found)
 
 
-def _alone(answers: Any) -> None:
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
-    torch.set_num_threads(1)
-    answers.put(iterations(Processes()))
-
-
-def _spawned(target: Any, given: list[tuple]) -> dict[str, float]:
+def _measured(device: str, count: int) -> dict[str, float]:
+    """What the first of so many processes finds."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
-    made = [context.Process(target=target, args=(*each, answers)) for each in given]
+    made = [context.Process(target=_work, args=(device, rank, count, port, answers)) for rank in range(count)]
     for process in made:
         process.start()
     found = answers.get(timeout=600)
@@ -207,44 +219,39 @@ def _spawned(target: Any, given: list[tuple]) -> dict[str, float]:
     return found
 
 
-def check() -> list[dict[str, Any]]:
-    """One process and two, each on a core of its own and with as many envs; what the formula says of the second."""
-    one = _spawned(_alone, [()])
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    two = _spawned(_work, [(0, port), (1, port)])
-    predicted = one["seconds"] + two["updates"] * two["large"] + two["others"] * two["small"]
-    common = dict(bench="scaling", world=WORLD, envs_per_process=ENVS, **machine(torch.device("cpu")))
-    steps = ENVS * CHECKED["rollout"]
-    rows = [
-        dict(
-            figure="measured", processes=1, iteration_ms=1e3 * one["seconds"], steps_per_second=steps / one["seconds"]
-        ),
-        dict(
-            figure="predicted",
-            processes=2,
-            iteration_ms=1e3 * predicted,
-            steps_per_second=2 * steps / predicted,
-            updates=two["updates"],
-            others=two["others"],
-            gradient_bytes=two["gradient"],
-            sum_of_a_gradient_us=1e6 * two["large"],
-            sum_of_few_numbers_us=1e6 * two["small"],
-        ),
-        dict(
-            figure="measured",
-            processes=2,
-            iteration_ms=1e3 * two["seconds"],
-            steps_per_second=2 * steps / two["seconds"],
-        ),
-    ]
-    return [{**row, **common} for row in rows]
+def check(device: str, counts: list[int]) -> list[dict[str, Any]]:
+    """One process and several, each with as many envs, on a core of its own or sharing a GPU, beside the formula."""
+    alone = _measured(device, 1)["seconds"]
+    steps = ENVS[device] * CHECKED["rollout"]
+
+    def row(figure: str, count: int, seconds: float, **more: float) -> dict[str, Any]:
+        rate = count * steps / seconds
+        return dict(figure=figure, processes=count, iteration_ms=1e3 * seconds, steps_per_second=rate, **more)
+
+    rows = [row("measured", 1, alone)]
+    for count in counts:
+        found = _measured(device, count)
+        communication = found["updates"] * found["large"] + found["others"] * found["small"]
+        predicted = row(
+            "predicted",
+            count,
+            alone * (count if device == "cuda" else 1) + communication,
+            updates=found["updates"],
+            others=found["others"],
+            gradient_bytes=found["gradient"],
+            sum_of_a_gradient_us=1e6 * found["large"],
+            sum_of_few_numbers_us=1e6 * found["small"],
+        )
+        rows += [predicted, row("measured", count, found["seconds"])]
+    common = dict(bench="scaling", world=WORLD, envs_per_process=ENVS[device], **machine(torch.device(device)))
+    return [{**each, **common} for each in rows]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="measure one and two processes here")
+    parser.add_argument("--check", action="store_true", help="measure one process and several here")
+    parser.add_argument("--device", choices=ENVS, default="cpu", help="of what is measured (default: cpu)")
+    parser.add_argument("--processes", type=int, nargs="+", default=[2], help="how many are measured (default: 2)")
     parser.add_argument("--iteration", type=float, help="seconds of an iteration of one process")
     parser.add_argument("--steps", type=int, help="env steps of it")
     parser.add_argument("--updates", type=int, default=1, help="gradients averaged in it (default: 1)")
@@ -259,11 +266,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.check:
-        rows = check()
+        rows = check(options.device, options.processes)
         for row in rows:
             print(json.dumps(row), flush=True)
-        said, was = rows[1]["iteration_ms"], rows[2]["iteration_ms"]
-        print(f"predicted {said:.1f} ms, measured {was:.1f} ms: {100 * (was / said - 1):+.0f} %")
+        for predicted, measured in zip(rows[1::2], rows[2::2], strict=True):
+            said, was = predicted["iteration_ms"], measured["iteration_ms"]
+            print(
+                f"{predicted['processes']} processes: predicted {said:.1f} ms, measured {was:.1f} ms: "
+                f"{100 * (was / said - 1):+.0f} %"
+            )
     else:
         trainings, links = TRAININGS, LINKS
         if options.iteration is not None:

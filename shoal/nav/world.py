@@ -158,7 +158,7 @@ class NavWorld(KernelWorld):
             eval_sample=True,
         ),
         cpu=dict(
-            total_steps=3_500_000,
+            total_steps=4_500_000,
             num_envs=256,
             minibatches=8,
             lr=1.5e-3,
