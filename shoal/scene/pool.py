@@ -295,7 +295,7 @@ def course(sources: Sequence[str], seed: int) -> Iterator[str]:
     """Scenes without end: all of them in a drawn order, then all again in another."""
     rng = np.random.default_rng(seed)
     while True:
-        yield from (sources[i] for i in rng.permutation(len(sources)))
+        yield from (sources[int(i)] for i in rng.permutation(len(sources)))
 
 
 def _shut(workshop: Workshop, uploader: _Uploader) -> None:
