@@ -137,13 +137,14 @@ def _eval(words: list[str]) -> int:
     maps = None if options.maps is None else Maps(options.maps)
     run = load_run(options.run, options.checkpoint, options.device, options.random, options.load, options.set)
     found = run.evaluate(options.episodes, options.seed, options.sample, maps)
-    for line in found.lines():
-        print(line)
+    lines = found.lines()
+    # Files first: whoever reads the lines may not wait for the last one.
     if options.out:
-        print(found.save(options.out))
+        lines.append(str(found.save(options.out)))
     if maps:
         paths = maps.save(found, options.maps_dir or run.path / "maps")
-        print(f"{len(paths)} map{'s' * (len(paths) > 1)}: {paths[0].parent}")
+        lines.append(f"{len(paths)} map{'s' * (len(paths) > 1)}: {paths[0].parent}")
+    print("\n".join(lines))
     return 0
 
 
