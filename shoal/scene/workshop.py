@@ -142,16 +142,16 @@ class Errand:
 
     def __init__(self, sources: Sequence[str], up: str, scale: float, workers: int):
         self._workshop = Workshop(iter(sources), up, scale, workers)
-        self._thread = threading.Thread(target=self._run, args=(len(sources),), daemon=True)
-        self._thread.start()
-        # Also when it is forgotten, and at the end of the program.
+        # At the end of the program too.
         self.close = weakref.finalize(self, self._workshop.close)
         """End it, done or not."""
+        self._thread = threading.Thread(target=self._run, args=(len(sources),), daemon=True)
+        self._thread.start()
 
     def _run(self, count: int) -> None:
         for _ in range(count):
             self._workshop.take(wait=True)
-        self._workshop.close()
+        self.close()
 
     def wait(self) -> None:
         """Until all is done."""

@@ -54,6 +54,19 @@ def walk(cell: Any, features: torch.Tensor, state: torch.Tensor, ended: torch.Te
     return torch.stack(outputs)
 
 
+def test_logits_and_values_are_not_rounded_to_bf16():
+    """On top of a GRU, whose state is its output: where products are bf16, the heads' are float32 all the same."""
+    torch.manual_seed(0)
+    group = Group("a", Box(5), Discrete(3))
+    policy = ActorCritic(group, mlp_torso((16,), "relu"), True, False, 0.0, core_maker("gru", 16))
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        logits, values, output = policy.step(torch.randn(64, 5), torch.zeros(64, policy.state_size))
+    heads = policy.head.linear, policy.value_head
+    expected = [output @ layer.weight.T + layer.bias for layer in heads]
+    torch.testing.assert_close(logits, expected[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(values, expected[1][:, 0], rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_core_equals_torch_s_cell(kind):
     """Outputs and gradients of sequences with ends inside, and the state after single steps."""
