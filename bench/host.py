@@ -5,6 +5,7 @@
     python bench/host.py --only atari       ale-py's vector env, called directly and through Shoal
     python bench/host.py --only training    PPO end to end against Stable-Baselines3
     python bench/host.py --only device      with a GPU: acting and learning beside what the CPU alone can step
+    python bench/host.py --only appo        with a GPU: APPO by length of rollout and number of turns
     python bench/host.py --out bench/results/host_2_cores.jsonl
 
 Peers take turns in short slices and medians are compared. End to end, both sides have the same network, envs, rollout
@@ -14,8 +15,8 @@ length, epochs and mini-batch size.
 import argparse
 import json
 import time
-from contextlib import ExitStack
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -205,10 +206,6 @@ def device(seconds):
         steps = job.train.steps_per_iteration
         calls[f"rollouts, {schedule}"] = (trainer.collect, steps)
         calls[f"PPO, {schedule}"] = (trainer.iterate, steps)
-    for turns in (2, 3, 4):
-        job = make_job("ale:pong", algo="appo", total_steps=1e9, world_config=dict(turns=turns))
-        trainers.append(trainer := make_trainer(job))
-        calls[f"APPO, {trainer.world.num_envs} envs, {turns} turns"] = resting(trainer)
     contestants = {name: (Busy(call), steps) for name, (call, steps) in calls.items()}
     rates = take_turns(contestants, seconds)
     peers = [(name, "ale-py alone") for name in contestants if name != "ale-py alone"]
@@ -221,18 +218,33 @@ def device(seconds):
     return rows
 
 
-def resting(trainer, rollouts=8):
-    """A trainer that acts while it learns, but not between its turns; nothing that it has made is lost."""
-    rest = ExitStack()
-
-    def call():
-        rest.close()
-        for _ in range(rollouts):
+def appo(seconds):
+    """On a machine with a GPU: what APPO steps, and how many cores it keeps busy, without a break."""
+    rows = []
+    for rollout, turns in product((16, 32), (2, 4)):
+        job = make_job(
+            "ale:pong",
+            algo="appo",
+            rollout=rollout,
+            minibatches=rollout // 2,  # of as many samples each
+            total_steps=1e9,
+            world_config=dict(turns=turns),
+        )
+        trainer = make_trainer(job)
+        for _ in range(20):
             trainer.iterate()
-        rest.enter_context(trainer.still())
-
-    call()
-    return call, rollouts * trainer.job.train.steps_per_iteration
+        trainer.read_metrics()
+        busy, steps, start = Busy(trainer.iterate), 0, time.perf_counter()
+        while (spent := time.perf_counter() - start) < 10 * seconds:
+            busy()
+            steps += job.train.steps_per_iteration
+        waits = trainer.read_metrics()["time/actor_waits"]
+        trainer.close()
+        what = f"pong, {job.train.num_envs} envs"
+        peer = f"APPO, rollouts of {rollout}, {turns} turns"
+        rows.append(dict(bench="appo", what=what, peer=peer, steps_per_second=round(steps / spent)))
+        rows[-1].update(busy_cores=busy.share(), actor_waits=round(waits, 3))
+    return rows
 
 
 class Busy:
@@ -255,7 +267,8 @@ class Busy:
         return round(self.cpu / self.wall / cpu_threads(), 3)
 
 
-PARTS = {"stepping": stepping, "atari": atari, "training": training, "device": device}
+PARTS = {"stepping": stepping, "atari": atari, "training": training, "device": device, "appo": appo}
+ON_GPU = ("device", "appo")
 
 
 def main():
@@ -264,10 +277,10 @@ def main():
     parser.add_argument("--seconds", type=float, default=1.0, help="length of one slice")
     parser.add_argument("--out", type=Path, help="also write the JSON lines to this file")
     options = parser.parse_args()
-    where = bench.machine(world_class("cartpole")(1, "cuda" if options.only == "device" else "cpu").device)
+    where = bench.machine(world_class("cartpole")(1, "cuda" if options.only in ON_GPU else "cpu").device)
     rows = []
     for name, part in PARTS.items():
-        if name == options.only or (options.only is None and name != "device"):
+        if name == options.only or (options.only is None and name not in ON_GPU):
             for row in part(options.seconds):
                 rows.append({**row, **where})
                 value = f"{row['steps_per_second']:,} env steps/s" if "peer" in row else f"{row['value']} times"

@@ -39,11 +39,13 @@ ROWS = {
     "blind_1024": (1024, PAPER, dict(image="none", **SCENES), None),
     "depth_1024_ours": (1024, OURS, dict(image="depth"), None),
 }
-LARGE = dict(lr_scale="sqrt", lr_batch=16_384)
-COMPARED = {"lamb": LARGE | dict(optimiser="lamb", lr=4e-3), "adam": LARGE | dict(optimiser="adam", lr=6e-4)}
-"""Rates for mini-batches of 16,384, whence they grow: the paper's for Lamb, Shoal's own for Adam. Two epochs of four
-mini-batches, as Shoal has them, not one of two as in the paper: of 10 million frames, Lamb with 1,024 envs had learnt
-to reach one goal in fifty from one epoch of four."""
+COMPARED = {
+    "lamb": dict(optimiser="lamb", lr=5e-4, lr_scale="sqrt", lr_batch=256),
+    "adam": dict(optimiser="adam", lr=6e-4, lr_scale="sqrt", lr_batch=8192),
+}
+"""Rates for mini-batches of `lr_batch` samples, whence they grow: the paper's for Lamb, Shoal's own for Adam. Both
+learn in two epochs of four mini-batches, as Shoal does, not one of two as in the paper: of 10 million frames, Lamb with
+1,024 envs had learnt to reach one goal in fifty from one epoch of four."""
 CURVE = ("rollout/success", "rollout/spl", "rollout/soft_spl", "rollout/ep_rew_mean")
 
 
