@@ -70,6 +70,13 @@ def cpu_threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
+def rest_until_done(device: torch.device) -> None:
+    """Wait for all that the current stream of a GPU has to do, asleep: this thread's core is free for others."""
+    done = torch.cuda.Event(blocking=True)
+    done.record(torch.cuda.current_stream(device))
+    done.synchronize()
+
+
 @cache
 def _warp_stream(handle: int, index: int) -> Any:
     return wp.Stream(wp.get_device(f"cuda:{index}"), cuda_stream=handle)

@@ -66,7 +66,8 @@ class GroupReducer(Reducer):
 
     def _reduce(self, tensor: torch.Tensor, operation: Any) -> None:
         if self.through_host and tensor.is_cuda:
-            host = tensor.cpu()  # sync: processes that share a GPU cannot do without
+            host = torch.empty_like(tensor, device="cpu", pin_memory=True)
+            host.copy_(tensor)  # sync: processes that share a GPU cannot do without
             dist.all_reduce(host, operation, self.group)
             tensor.copy_(host)
         else:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from shoal.core.launch import rest_until_done
 from shoal.learn.rollout import Rollout
 from shoal.policy import Policy
 from shoal.run.config import Job
@@ -134,7 +135,7 @@ class AsyncTrainer(Trainer):
         self.learn()
         if self._learn_device.type == "cuda":
             # sync: lag and waiting are told as they are, and players never wait for weights that are still learnt
-            torch.cuda.current_stream(self._learn_device).synchronize()
+            rest_until_done(self._learn_device)
         self._publish()
         with self._changed:
             self.iteration += 1
