@@ -5,7 +5,7 @@
     python bench/host.py --only atari       ale-py's vector env, called directly and through Shoal
     python bench/host.py --only training    PPO end to end against Stable-Baselines3
     python bench/host.py --only device      with a GPU: acting and learning beside what the CPU alone can step
-    python bench/host.py --only appo        with a GPU: APPO by length of rollout and number of turns
+    python bench/host.py --only appo        with a GPU: APPO by envs, length of rollout and turns
     python bench/host.py --out bench/results/host_2_cores.jsonl
 
 Peers take turns in short slices and medians are compared. End to end, both sides have the same network, envs, rollout
@@ -15,8 +15,9 @@ length, epochs and mini-batch size.
 import argparse
 import json
 import time
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -221,30 +222,41 @@ def device(seconds):
 def appo(seconds):
     """On a machine with a GPU: what APPO steps, and how many cores it keeps busy, without a break."""
     rows = []
-    for rollout, turns in product((16, 32), (2, 4)):
-        job = make_job(
-            "ale:pong",
-            algo="appo",
-            rollout=rollout,
-            minibatches=rollout // 2,  # of as many samples each
-            total_steps=1e9,
-            world_config=dict(turns=turns),
-        )
-        trainer = make_trainer(job)
-        for _ in range(20):
-            trainer.iterate()
-        trainer.read_metrics()
-        busy, steps, start = Busy(trainer.iterate), 0, time.perf_counter()
-        while (spent := time.perf_counter() - start) < 10 * seconds:
-            busy()
-            steps += job.train.steps_per_iteration
-        waits = trainer.read_metrics()["time/actor_waits"]
-        trainer.close()
-        what = f"pong, {job.train.num_envs} envs"
-        peer = f"APPO, rollouts of {rollout}, {turns} turns"
-        rows.append(dict(bench="appo", what=what, peer=peer, steps_per_second=round(steps / spent)))
-        rows[-1].update(busy_cores=busy.share(), actor_waits=round(waits, 3))
+    for envs, rollout, turns in ((256, 16, 2), (256, 32, 2), (512, 16, 3)):
+        with ProcessPoolExecutor(1, get_context("spawn")) as fresh:
+            rows.append(fresh.submit(appo_row, envs, rollout, turns, 15 * seconds).result())
     return rows
+
+
+def appo_row(envs, rollout, turns, seconds):
+    """In a process of its own: threads and memory of another training could be in the way."""
+    job = make_job(
+        "ale:pong",
+        algo="appo",
+        num_envs=envs,
+        rollout=rollout,
+        minibatches=envs * rollout // 512,
+        total_steps=1e9,
+        world_config=dict(turns=turns),
+    )
+    trainer = make_trainer(job)
+    for _ in range(12):
+        trainer.iterate()
+    trainer.read_metrics()
+    busy, steps, start = Busy(trainer.iterate), 0, time.perf_counter()
+    while (spent := time.perf_counter() - start) < seconds:
+        busy()
+        steps += job.train.steps_per_iteration
+    waits = trainer.read_metrics()["time/actor_waits"]
+    trainer.close()
+    return dict(
+        bench="appo",
+        what=f"pong, {envs} envs",
+        peer=f"APPO, rollouts of {rollout}, {turns} turns",
+        steps_per_second=round(steps / spent),
+        busy_cores=busy.share(),
+        actor_waits=round(waits, 3),
+    )
 
 
 class Busy:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from shoal.core.launch import cpu_threads
+from shoal.core.launch import cpu_threads, rest_until_done
 from shoal.core.store import full_device
 from shoal.core.world import EpisodeStatistics, Group, GroupOutputs, LastEpisode, Outputs, World
 from shoal.errors import ShoalError
@@ -340,9 +340,13 @@ class HostWorld(World):
                 self._host[f"{name}.action"][rows].copy_(action, non_blocking=True)
 
     def wait_for_actions(self) -> None:
-        """Until the device has brought what was given."""
-        if self.device.type == "cuda":
+        """Until the device has brought what was given; asleep where other envs step meanwhile and need the core."""
+        if self.device.type != "cuda":
+            return
+        if self.config.schedule == "lockstep":
             torch.cuda.current_stream(self.device).synchronize()  # sync: the host steps with these
+        else:
+            rest_until_done(self.device)  # sync: the same
 
     def send(self, bunches: Sequence[int]) -> None:
         """Set bunches going with the actions that were given."""
