@@ -2,7 +2,8 @@
 
 python bench/nav.py                          rows of the table, one JSON line each
 python bench/nav.py depth_1024 rgb_1024      some of them
-python bench/nav.py --compare --frames 10e6  Lamb and Adam at 1,024 and 8,192 envs, equal frames
+python bench/nav.py --compare --frames 16e6  Lamb and Adam at 1,024 and 8,192 envs, equal frames
+python bench/nav.py --compare --frames 16e6 --envs 8192 --minibatches 32      with as many updates as 1,024 envs have
 python bench/nav.py --out bench/results/nav_h200.jsonl
 """
 
@@ -111,12 +112,12 @@ def measure_row(name: str, device: str, warm: float, seconds: float) -> dict:
     return row
 
 
-def compared(device: str, frames: float, envs: list[int]) -> list[tuple[str, Job]]:
+def compared(device: str, frames: float, envs: list[int], minibatches: int) -> list[tuple[str, Job]]:
     jobs = []
     for count in envs:
         for name, settings in COMPARED.items():
-            job = make_job("pointnav", device=device, num_envs=count, total_steps=frames, **settings)
-            jobs.append((f"{name}_{count}", job))
+            settings = settings | dict(num_envs=count, minibatches=minibatches, total_steps=frames)
+            jobs.append((f"{name}_{count}", make_job("pointnav", device=device, **settings)))
     return jobs
 
 
@@ -135,6 +136,7 @@ def learn_row(name: str, job: Job, points: int = 20) -> dict:
         figure=f"compare_{name}",
         envs=job.train.num_envs,
         optimiser=job.learn.optimiser,
+        minibatches=job.learn.minibatches,
         peak_lr=trainer.learners["agent"].peak_lr,
         frames=trainer.steps,
         **dict(zip(("success", "spl", "soft_spl", "reward"), curve[-1][1:], strict=True)),
@@ -152,13 +154,16 @@ def main():
     parser.add_argument("--compare", action="store_true", help="Lamb and Adam instead")
     parser.add_argument("--frames", type=float, default=10e6, help="frames of each training that is compared")
     parser.add_argument("--envs", type=int, nargs="+", default=[1024, 8192], help="env counts that are compared")
+    parser.add_argument("--minibatches", type=int, default=4, help="of each epoch of those trainings")
     parser.add_argument("--warm", type=float, default=20.0, help="seconds of training before a row is measured")
     parser.add_argument("--seconds", type=float, default=4.0, help="time per figure")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, help="also write the JSON lines to this file")
     options = parser.parse_args()
     if options.compare:
-        todo = [(learn_row, pair) for pair in compared(options.device, options.frames, options.envs)]
+        todo = [
+            (learn_row, pair) for pair in compared(options.device, options.frames, options.envs, options.minibatches)
+        ]
     else:
         todo = [
             (measure_row, (name, options.device, options.warm, options.seconds)) for name in options.rows or list(ROWS)
