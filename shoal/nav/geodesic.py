@@ -11,8 +11,19 @@ import warp as wp
 
 from shoal.core.kernels import meet_block
 from shoal.core.launch import Plan
-from shoal.nav.ground import GroundMemory, send
-from shoal.nav.walk import Ground, between_cells, can_stand, cell_middle, cell_of, neighbour, on_floor, standing_cell
+from shoal.nav.ground import GroundMemory, can_cross, send
+from shoal.nav.walk import (
+    Ground,
+    beside_diagonal,
+    between_cells,
+    can_stand,
+    cell_middle,
+    cell_of,
+    is_clear,
+    neighbour,
+    on_floor,
+    standing_cell,
+)
 
 wp.set_module_options({"enable_backward": False})
 
@@ -62,30 +73,47 @@ class FieldMemory:
         plan()
 
 
+@wp.func
+def shares_clear(ground: Ground, row: int, i: int, k: int) -> bool:
+    """Whether a cell that an agent can stand on lies beside both cell `i` and its k-th neighbour, along x or y."""
+    across = wp.where(k < 2, 2, 0)
+    other = neighbour(ground, row, i, k)
+    shared = bool(False)
+    for side in range(2):
+        shared = shared or is_clear(ground, row, neighbour(ground, row, i, across + side))
+        shared = shared or is_clear(ground, row, neighbour(ground, row, other, across + side))
+    return shared
+
+
 @wp.kernel
 def find_links(first: int, ground: Ground, row: int, links: wp.array2d(dtype=int)):
-    """The cells around each that an agent can stand on and step to; -1 for none."""
+    """The cells around each that an agent can go to; -1 for none.
+
+    Between two cells of the margin, where it cannot stand in the middle, only along the edge of the same floor.
+    """
     i = first + wp.tid()
     for k in range(8):
-        other = int(-1)
+        link = int(-1)
         if ground.region[row, i] >= 0:
             other = neighbour(ground, row, i, k)
             if other >= 0:
-                if ground.region[row, other] < 0:
-                    other = -1
-            if k >= 4 and other >= 0:
-                # Around a corner one of the two cells beside the diagonal must be free.
-                sign = 1 - 2 * (k % 2)
-                beside = neighbour(ground, row, i, wp.where(sign > 0, 0, 1))
-                above = neighbour(ground, row, i, wp.where(wp.where(k < 6, sign, -sign) > 0, 2, 3))
-                free = bool(False)
-                if beside >= 0:
-                    free = ground.region[row, beside] >= 0
-                if above >= 0 and not free:
-                    free = ground.region[row, above] >= 0
-                if not free:
-                    other = -1
-        links[i, k] = other
+                if ground.region[row, other] == ground.region[row, i]:
+                    inside = int(is_clear(ground, row, i)) + int(is_clear(ground, row, other))
+                    goes = bool(True)
+                    if k < 4 and inside == 0:
+                        goes = shares_clear(ground, row, i, k)
+                    elif k >= 4 and inside == 2:
+                        goes = can_cross(ground, row, i, other, k)
+                    elif k >= 4:
+                        # Around a corner one of the two cells beside the diagonal must be of the floor.
+                        beside = beside_diagonal(ground, row, i, k)
+                        goes = False
+                        for side in range(2):
+                            if beside[side] >= 0 and inside == 1:
+                                goes = goes or ground.region[row, beside[side]] >= 0
+                    if goes:
+                        link = other
+        links[i, k] = link
 
 
 @wp.func

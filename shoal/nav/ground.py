@@ -20,7 +20,7 @@ from shoal.core.launch import Plan, init_warp
 from shoal.core.store import warp_view
 from shoal.errors import ShoalError
 from shoal.nav import walk
-from shoal.nav.walk import NOWHERE, Ground, cell_middle, neighbour
+from shoal.nav.walk import CLOSE, NOWHERE, Ground, beside_diagonal, cell_middle, is_clear, neighbour
 from shoal.render import cast
 from shoal.render.cast import Hit, Table, Words, face_normal, trace
 from shoal.scene.cache import cached
@@ -42,8 +42,8 @@ HEIGHTS = wp.constant(4)
 FAR = wp.constant(1.0)
 """Metres: obstacles farther away than this are not told apart."""
 
-SLACK = 0.45
-"""Parts of a cell that its middle may be nearer to an obstacle than an agent."""
+MARGIN = wp.constant(0.45)
+"""Parts of a cell that the middle of a cell beside a wall may be nearer to it than an agent, to belong to the floor."""
 
 COVERED = 0.25
 """If this part of the floor or more has something above it, the rest is roof or garden and nobody walks there."""
@@ -194,7 +194,7 @@ class GroundMemory:
         plan.add_function(lambda: self._drop_roofs(row, cover))
         plan.add_kernel(find_obstacles, cells, [*shape, self.body.height], **sizes)
         plan.add_kernel(find_edges, cells, [self.ground, row], **sizes)
-        plan.add_function(lambda: self._number(row))
+        plan.add_kernel(find_places, cells, [self.ground, row], **sizes)
         # On a CPU one thread: Warp's atomic functions are not safe between several there.
         plan.add_kernel(join_regions, cells, [self.ground, row], unit=cells, block=128)
         plan.add_kernel(name_regions, cells, [self.ground, row], unit=cells, block=128)
@@ -229,16 +229,6 @@ class GroundMemory:
         roofed = (cover > 0) & there
         indoors = roofed.sum() >= COVERED * there.sum()
         self.height[row] = torch.where(roofed | ~indoors, self.height[row], NOWHERE)
-
-    def _number(self, row: int) -> None:
-        """Every cell is a region of its own, if some place in it can be stood on.
-
-        Less than half a cell of slack: of two neighbours on both sides of the thinnest wall one is nearer to it than
-        that, so no region leaks through.
-        """
-        stands = self.clearance[row] >= self.body.radius - SLACK * self.cell
-        number = torch.arange(self.cells, dtype=torch.int32, device=self.device)
-        self.region[row] = torch.where(stands, number, -1)
 
 
 def cell_middles(origin: np.ndarray, cell: float, height: np.ndarray, cells: np.ndarray) -> np.ndarray:
@@ -348,6 +338,70 @@ def find_edges(first: int, ground: Ground, row: int):
 
 
 @wp.func
+def around(k: int) -> int:
+    """The k-th neighbour on the way around a cell, for `neighbour`."""
+    turn = wp.vector(0, 4, 2, 7, 1, 5, 3, 6, dtype=int)
+    return turn[k % 8]
+
+
+@wp.func
+def is_margin(ground: Ground, row: int, i: int) -> bool:
+    """Whether a cell lies along the edge of the floor, where an agent can be in a part of it.
+
+    Those of its neighbours that an agent can stand on must hang together, one beside the other. A cell in a gap that is
+    too narrow has such neighbours on both sides, and what is on one side of it is not to reach the other.
+    """
+    groups = int(0)
+    clear = int(0)
+    if ground.clearance[row, i] >= ground.radius - MARGIN * ground.cell:
+        before = neighbour(ground, row, i, around(7))
+        for k in range(8):
+            other = neighbour(ground, row, i, around(k))
+            if is_clear(ground, row, other):
+                clear += 1
+                joined = bool(False)
+                if is_clear(ground, row, before):
+                    rise = ground.height[row, other] - ground.height[row, before]
+                    joined = wp.abs(rise) <= ground.climb + 1.0e-3
+                if not joined:
+                    groups += 1
+            before = other
+    return clear == 8 or groups == 1
+
+
+@wp.func
+def can_cross(ground: Ground, row: int, i: int, other: int, k: int) -> bool:
+    """Whether an agent gets from one cell that it can stand on to another along a diagonal.
+
+    Clearance is interpolated between four cells, a and b across from c and d. If neither c nor d is clear, the way leads
+    over the saddle, where it is (ab - cd) / (a + b - c - d).
+    """
+    beside = beside_diagonal(ground, row, i, k)
+    crosses = is_clear(ground, row, beside[0]) or is_clear(ground, row, beside[1])
+    if not crosses:
+        a = ground.clearance[row, i]
+        b = ground.clearance[row, other]
+        c = float(0.0)
+        d = float(0.0)
+        if beside[0] >= 0:
+            c = ground.clearance[row, beside[0]]
+        if beside[1] >= 0:
+            d = ground.clearance[row, beside[1]]
+        crosses = (a * b - c * d) / (a + b - c - d) >= ground.radius - CLOSE
+    return crosses
+
+
+@wp.kernel
+def find_places(first: int, ground: Ground, row: int):
+    """Every cell that an agent can be in is a region of its own."""
+    i = first + wp.tid()
+    is_place = bool(False)
+    if ground.height[row, i] > NOWHERE:
+        is_place = is_clear(ground, row, i) or is_margin(ground, row, i)
+    ground.region[row, i] = wp.where(is_place, i, -1)
+
+
+@wp.func
 def first_cell(ground: Ground, row: int, i: int) -> int:
     """The cell that a cell's region is numbered by, as far as it has been joined."""
     at = int(i)
@@ -360,28 +414,31 @@ def first_cell(ground: Ground, row: int, i: int) -> int:
 
 @wp.kernel
 def join_regions(first: int, ground: Ground, row: int):
-    """Join every cell with those beside it: of two regions the one that begins later is hung below the other.
+    """Join every cell with those that an agent can go to from it: of two regions the later is hung below the other.
 
     The number of a region's first cell is its own; all others lead to it, over ever smaller numbers. Whoever finds that
     another thread has hung the region in between joins with where it hangs now.
     """
     i = first + wp.tid()
     if ground.region[row, i] >= 0:
-        for k in range(4):
+        inside = is_clear(ground, row, i)
+        for k in range(8):
             other = neighbour(ground, row, i, k)
-            if other >= 0:
-                if ground.region[row, other] >= 0:
-                    a = first_cell(ground, row, i)
-                    b = first_cell(ground, row, other)
-                    while a != b:
-                        later = wp.max(a, b)
-                        sooner = wp.min(a, b)
-                        was = wp.atomic_min(ground.region, row, later, sooner)
-                        a = sooner
-                        b = sooner
-                        if was != later:
-                            a = first_cell(ground, row, was)
-                            b = first_cell(ground, row, sooner)
+            joins = is_clear(ground, row, other)
+            if joins and inside and k >= 4:
+                joins = can_cross(ground, row, i, other, k)
+            if joins:
+                a = first_cell(ground, row, i)
+                b = first_cell(ground, row, other)
+                while a != b:
+                    later = wp.max(a, b)
+                    sooner = wp.min(a, b)
+                    was = wp.atomic_min(ground.region, row, later, sooner)
+                    a = sooner
+                    b = sooner
+                    if was != later:
+                        a = first_cell(ground, row, was)
+                        b = first_cell(ground, row, sooner)
 
 
 @wp.kernel

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageFilter
 
-from shoal.nav.ground import SLACK
+from shoal.nav.ground import MARGIN
 from shoal.nav.paths import Floor, field_of, shortest_path
 from shoal.nav.walk import NOWHERE
 
@@ -100,7 +100,7 @@ class TopDown:
             return np.asarray(image.resize((width, height), Image.Resampling.BILINEAR))
 
         clear, there = enlarged(stands), enlarged(there)
-        limit = floor.radius - SLACK * floor.cell
+        limit = floor.radius - MARGIN * floor.cell
         walkable = clear >= limit
         open_floor = np.clip((clear - limit) / 0.35, 0.0, 1.0)[..., None]
         image = np.full((height, width, 3), 250.0)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.nav.geodesic import UNREACHABLE, FieldMemory
-from shoal.nav.ground import SLACK, SMALLEST_REGION, GroundMemory, cell_middles
+from shoal.nav.ground import MARGIN, SMALLEST_REGION, GroundMemory, cell_middles
+from shoal.nav.walk import CLOSE
 
 AROUND = np.array([(1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, -1), (1, -1), (-1, 1)])
 """Columns and rows from a cell to those around it, in the order of `walk.neighbour`."""
@@ -54,16 +55,38 @@ class Floor:
         there = inside & (apart.min(0) <= self.climb + 1e-3)
         return np.where(there, (s * depth + y) * width + x, -1)
 
-    def around(self, cell: int) -> np.ndarray:
-        """int [8]: the cells around one that can be stepped to, -1 for none; around a corner, if a side is free."""
+    def beside(self, cell: int) -> np.ndarray:
+        """int [8]: the cells around one, on the floor that is reached by a step; -1 for none."""
         _, depth, width = self.height.shape
         y, x = divmod(cell % (depth * width), width)
-        z = np.full(8, self.height.flat[cell])
-        found = self.of_column(x + AROUND[:, 0], y + AROUND[:, 1], z)
-        found[(found >= 0) & (self.region.reshape(-1)[found] < 0)] = -1
-        free = found >= 0
-        beside = np.where(AROUND[4:, 0] > 0, free[0], free[1]) | np.where(AROUND[4:, 1] > 0, free[2], free[3])
-        found[4:][~beside] = -1
+        return self.of_column(x + AROUND[:, 0], y + AROUND[:, 1], np.full(8, self.height.flat[cell]))
+
+    def around(self, cell: int) -> np.ndarray:
+        """int [8]: the cells around one that an agent can go to, -1 for none; as `geodesic.find_links` has them."""
+        region, clear = self.region.reshape(-1), self.clearance.reshape(-1)
+        found = self.beside(cell)
+        near = np.where(found >= 0, clear[found], 0.0)
+        least = self.radius - CLOSE
+        for k, other in enumerate(found):
+            if other < 0 or region[other] != region[cell]:
+                found[k] = -1
+                continue
+            inside = int(clear[cell] >= least) + int(near[k] >= least)
+            corners = np.array([0 if AROUND[k, 0] > 0 else 1, 2 if AROUND[k, 1] > 0 else 3])
+            if k < 4 and inside == 0:
+                across = [2, 3] if k < 2 else [0, 1]
+                sides = np.concatenate([self.beside(cell)[across], self.beside(other)[across]])
+                goes = (clear[sides[sides >= 0]] >= least).any()
+            elif k >= 4 and inside == 2:
+                a, b, (c, d) = clear[cell], near[k], near[corners]
+                goes = max(c, d) >= least or (a * b - c * d) / (a + b - c - d) >= least
+            elif k >= 4:
+                sides = self.beside(cell)[corners]
+                goes = inside == 1 and (region[sides[sides >= 0]] >= 0).any()
+            else:
+                goes = True
+            if not goes:
+                found[k] = -1
         return found
 
     def middles(self, cells: np.ndarray) -> np.ndarray:
@@ -94,10 +117,10 @@ class Floor:
         places[:, 2] = np.interp(share * along[-1], along, way[:, 2])
         cells, weights = self.four(places)
         clear = (np.where(cells >= 0, self.clearance.reshape(-1)[cells], 0.0) * weights).sum(0)
-        least = max(self.radius - SLACK * self.cell, min(self.radius, clear[0], clear[-1]))
+        least = max(self.radius - MARGIN * self.cell, min(self.radius, clear[0], clear[-1]))
         at = np.floor((places[:, :2] - self.origin) / self.cell).astype(int)
         under = self.of_column(at[:, 0], at[:, 1], places[:, 2])
-        if (clear < least - 1e-3).any() or (under < 0).any():
+        if (clear < least - CLOSE).any() or (under < 0).any():
             return None
         places[1:-1, 2] = self.height.reshape(-1)[under[1:-1]]
         return places if (np.abs(np.diff(places[:, 2])) <= self.climb + 1e-3).all() else None

@@ -5,6 +5,9 @@ import warp as wp
 NOWHERE = wp.constant(-1.0e6)
 """Height of a floor that is not there."""
 
+CLOSE = wp.constant(1.0e-3)
+"""Metres that an agent may be nearer to obstacles than its radius."""
+
 
 @wp.struct
 class Ground:
@@ -56,6 +59,15 @@ def neighbour(ground: Ground, row: int, i: int, k: int) -> int:
     size = ground.size[row]
     j = i % (size[0] * size[1])
     return cell_of(ground, row, j % size[0] + dx, j // size[0] + dy, ground.height[row, i])
+
+
+@wp.func
+def beside_diagonal(ground: Ground, row: int, i: int, k: int) -> wp.vec2i:
+    """The two cells that the step from cell `i` to its k-th neighbour, along a diagonal, passes between."""
+    sign = 1 - 2 * (k % 2)
+    along_x = neighbour(ground, row, i, wp.where(sign > 0, 0, 1))
+    along_y = neighbour(ground, row, i, wp.where(wp.where(k < 6, sign, -sign) > 0, 2, 3))
+    return wp.vec2i(along_x, along_y)
 
 
 @wp.func
@@ -112,11 +124,20 @@ def standing_cell(ground: Ground, row: int, place: wp.vec3) -> int:
 
 
 @wp.func
+def is_clear(ground: Ground, row: int, i: int) -> bool:
+    """Whether an agent can stand on the middle of a cell; there is none at -1."""
+    clear = bool(False)
+    if i >= 0:
+        clear = ground.clearance[row, i] >= ground.radius - CLOSE
+    return clear
+
+
+@wp.func
 def can_stand(ground: Ground, row: int, place: wp.vec3) -> bool:
     """Whether an agent's middle may be here."""
     stands = bool(False)
     if cell_at(ground, row, place) >= 0:
-        stands = clearance_at(ground, row, place)[0] >= ground.radius - 1.0e-3
+        stands = clearance_at(ground, row, place)[0] >= ground.radius - CLOSE
     return stands
 
 

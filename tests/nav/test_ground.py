@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shoal.errors import ShoalError
-from shoal.nav.ground import SLACK, Body, GroundMemory
+from shoal.nav.ground import MARGIN, Body, GroundMemory
 from shoal.scene.cache import read_arrays, save_arrays
 from shoal.scene.memory import SceneMemory
 from shoal.scene.pack import pack_scene
@@ -157,23 +157,53 @@ def test_a_scene_without_floor_is_refused():
 # --- regions ---------------------------------------------------------------------------------------------------------
 
 
+RING = [(0, 1), (1, 1), (1, 0), (1, -1), (0, -1), (-1, -1), (-1, 0), (-1, 1)]
+"""Rows and columns from a cell to those around it, one beside the other."""
+
+
 def flooded(ground: GroundMemory) -> np.ndarray:
     """The regions of row 0, by a flood from every cell in turn."""
-    found = ground.found[0]
+    found, body = ground.found[0], ground.body
     width, depth, storeys = found.size
     height = found.height.astype(np.float64).reshape(storeys, depth, width)
-    stands = (found.clearance >= np.float32(ground.body.radius - SLACK * ground.cell)).reshape(height.shape)
-    steps: dict[tuple, list[tuple]] = {tuple(cell): [] for cell in np.argwhere(stands)}
-    for s, y, x in steps:
-        for v, u in ((y, x + 1), (y, x - 1), (y + 1, x), (y - 1, x)):
-            if 0 <= v < depth and 0 <= u < width:
-                rise = np.abs(height[:, v, u] - height[s, y, x])
-                other = (storeys - 1 - int(rise[::-1].argmin()), v, u)  # of equals the last, as the kernel
-                if rise.min() <= ground.body.climb + 1e-3 and stands[other]:
-                    steps[s, y, x].append(other)
-                    steps[other].append((s, y, x))
+    clear = found.clearance.astype(np.float64).reshape(height.shape)
+    stands = (found.clearance >= np.float32(body.radius - 1e-3)).reshape(height.shape)
+    margin = (found.clearance >= np.float32(body.radius - MARGIN * ground.cell)).reshape(height.shape) & ~stands
+
+    def beside(cell: tuple, v: int, u: int) -> tuple | None:
+        s, y, x = cell
+        if not (0 <= y + v < depth and 0 <= x + u < width):
+            return None
+        rise = np.abs(height[:, y + v, x + u] - height[cell])
+        other = (storeys - 1 - int(rise[::-1].argmin()), y + v, x + u)  # of equals the last, as the kernel
+        return other if rise.min() <= body.climb + 1e-3 else None
+
+    def crosses(cell: tuple, other: tuple, v: int, u: int) -> bool:
+        sides = [beside(cell, v, 0), beside(cell, 0, u)]
+        if any(side and stands[side] for side in sides):
+            return True
+        c, d = (clear[side] if side else 0.0 for side in sides)
+        a, b = clear[cell], clear[other]
+        return (a * b - c * d) / (a + b - c - d) >= body.radius - 1e-3
+
+    steps: dict[tuple, set[tuple]] = {}
+    for at in np.argwhere(stands | margin):
+        cell = tuple(at)
+        ring = [beside(cell, v, u) for v, u in RING]
+        free = [other is not None and bool(stands[other]) for other in ring]
+        if margin[cell]:
+            broken = [
+                k for k in range(8) if free[k] and not (free[k - 1] and _level(height, ring[k - 1], ring[k], body))
+            ]
+            if len(broken) != 1 and not all(free):
+                continue
+        steps.setdefault(cell, set())
+        for (v, u), other, is_free in zip(RING, ring, free, strict=True):
+            if is_free and (margin[cell] or not (v and u) or crosses(cell, other, v, u)):
+                steps[cell].add(other)
+                steps.setdefault(other, set()).add(cell)
     region = np.full(height.shape, -1)
-    for cell in steps:
+    for cell in sorted(steps):
         reached = [] if region[cell] >= 0 else [cell]
         number = np.ravel_multi_index(cell, height.shape)
         while reached:
@@ -184,6 +214,10 @@ def flooded(ground: GroundMemory) -> np.ndarray:
     return region.reshape(-1)
 
 
+def _level(height: np.ndarray, one: tuple, two: tuple, body: Body) -> bool:
+    return abs(height[one] - height[two]) <= body.climb + 1e-3
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_regions_are_those_of_a_flood(seed):
     rng = np.random.default_rng(seed)
@@ -192,6 +226,53 @@ def test_regions_are_those_of_a_flood(seed):
     boxes = [(*a, *np.minimum(b, (10, 8)), rng.choice([0.15, 0.3, 1.0, 2.6])) for a, b in zip(low, high, strict=True)]
     ground = pathfinder(room(boxes=boxes), cell=0.2, storeys=2).ground
     np.testing.assert_array_equal(ground.found[0].region, flooded(ground))
+
+
+def lattice_parts(finder, size: tuple[float, float], step: float = 0.01) -> np.ndarray:
+    """int [row, column]: the parts of all places on a fine lattice that an agent may be at, by a flood; 0 elsewhere."""
+    x, y = np.meshgrid(np.arange(0, size[0], step), np.arange(0, size[1], step))
+    places = np.stack([x, y, np.zeros_like(x)], -1).reshape(-1, 3).astype(np.float32)
+    free = finder.is_navigable(torch.from_numpy(places)).numpy().reshape(x.shape)
+    part = np.zeros(free.shape, int)
+    for start in zip(*np.nonzero(free), strict=True):
+        reached = [start] if not part[start] else []
+        number = part.max() + 1
+        while reached:
+            at = reached.pop()
+            if not part[at]:
+                part[at] = number
+                around = [(at[0] + v, at[1] + u) for v, u in RING]
+                reached += [p for p in around if 0 <= p[0] < part.shape[0] and 0 <= p[1] < part.shape[1] and free[p]]
+    return part
+
+
+@pytest.mark.parametrize("width", [0.08, 0.14, 0.18, 0.22, 0.3])
+@pytest.mark.parametrize("off", [0.0, 0.03, 0.07])
+def test_a_gap_joins_two_rooms_only_if_an_agent_fits_through(width, off):
+    low, high = 1.0 + off - width / 2, 1.0 + off + width / 2
+    finder = pathfinder(room((3.0, 2.0), boxes=[(1.4, 0.0, 1.6, low, 2.6), (1.4, high, 1.6, 2.0, 2.6)]))
+    part = lattice_parts(finder, (3.0, 2.0))
+    places = torch.tensor([[0.7, 1.0, 0.0], [2.3, 1.0, 0.0]])
+    passes = bool(part[100, 70] == part[100, 230])
+    one, two = finder.region(places).tolist()
+    assert (one == two) == passes
+    far = float(finder.geodesic(places[:1], places[1:]))
+    assert np.isfinite(far) == passes
+    if width in (0.08, 0.3):  # whatever the cells
+        assert passes == (width == 0.3)
+
+
+def test_distances_do_not_lead_through_a_gap_that_is_too_narrow():
+    """Two rooms with a door, and a slit far from it: the way is through the door."""
+    boxes = [(2.9, 0.0, 3.1, 0.93, 2.6), (2.9, 1.07, 3.1, 3.0, 2.6)]
+    finder = pathfinder(room((6.0, 4.0), boxes=boxes))
+    places = torch.tensor([[2.5, 1.0, 0.0], [3.5, 1.0, 0.0]])
+    far = float(finder.geodesic(places[:1], places[1:]))
+    over_corners = 2 * np.hypot(0.4, 2.0) + 0.2
+    assert over_corners < far < 1.1 * over_corners
+    path = finder.shortest_path(places[0], places[1])
+    assert path is not None
+    assert path[:, 1].max() > 3.0
 
 
 def test_regions_over_stairs_are_those_of_a_flood():
