@@ -128,23 +128,29 @@ def _eval(words: list[str]) -> int:
     parser.add_argument("--maps", type=int, metavar="N", help="draw top-down maps of the first N episodes (navigation)")
     parser.add_argument("--maps-dir", metavar="DIR", help="folder for the maps (default: maps/ in the run folder)")
     options = parser.parse_args(words)
-    from shoal.run.evaluate import check_json
+    from shoal.errors import make_folder, new_file
+    from shoal.run.evaluate import JSON
     from shoal.run.train import load_run
     from shoal.view.maps import Maps
 
     if options.out:
-        check_json(options.out)
+        new_file(options.out, JSON, "An evaluation")
     maps = None if options.maps is None else Maps(options.maps)
     run = load_run(options.run, options.checkpoint, options.device, options.random, options.load, options.set)
+    maps_dir = options.maps_dir or run.path / "maps"
+    if maps:
+        make_folder(maps_dir)
     found = run.evaluate(options.episodes, options.seed, options.sample, maps)
     lines = found.lines()
-    # Files first: whoever reads the lines may not wait for the last one.
-    if options.out:
-        lines.append(str(found.save(options.out)))
-    if maps:
-        paths = maps.save(found, options.maps_dir or run.path / "maps")
-        lines.append(f"{len(paths)} map{'s' * (len(paths) > 1)}: {paths[0].parent}")
-    print("\n".join(lines))
+    try:
+        # Files first: whoever reads the lines may not wait for the last one.
+        if options.out:
+            lines.append(str(found.save(options.out)))
+        if maps:
+            paths = maps.save(found, maps_dir)
+            lines.append(f"{len(paths)} map{'s' * (len(paths) > 1)}: {paths[0].parent}")
+    finally:
+        print("\n".join(lines))
     return 0
 
 

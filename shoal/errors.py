@@ -1,13 +1,51 @@
 """The one error that is meant for the person at the keyboard."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 
 class ShoalError(Exception):
     """Bad input: one sentence that names the thing, the value and the remedy. The command line exits with 2."""
 
     exit_code = 2
+
+
+@contextmanager
+def writing(path: Path | str) -> Iterator[None]:
+    """Writes a file or a folder; where that cannot be done, it says so by name."""
+    try:
+        yield
+    except OSError as error:
+        raise ShoalError(f"{path} cannot be written: {error.strerror or error}.") from None
+
+
+def make_folder(path: Path | str) -> Path:
+    """A folder for files that are to come, made if it is not there."""
+    with writing(path):
+        Path(path).mkdir(parents=True, exist_ok=True)
+    return Path(path)
+
+
+def new_file(path: Path | str, endings: tuple[str, ...], what: str) -> Path:
+    """Where a file is to be written, in a folder that is there; refuses other endings, and what cannot be a file."""
+    path = Path(path)
+    if path.suffix.lower() not in endings:
+        *others, last = endings
+        known = f"{', '.join(others)} or {last}" if others else last
+        raise ShoalError(f"{what} ends in {known}, got {path.name!r}.")
+    make_folder(path.parent)
+    if path.is_dir():
+        raise ShoalError(f"{path} cannot be written: it is a folder.")
+    return path
+
+
+def require(name: str, value: Any, good: bool, rule: str) -> None:
+    """Refuse a setting that breaks a rule, by the name of its flag."""
+    if not good:
+        raise ShoalError(f"--{name} must be {rule}, got {value}.")
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> ShoalError:

@@ -9,6 +9,7 @@ slice of the envs, which the compiler vectorises.
 """
 
 import linecache
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -184,26 +185,34 @@ def _array_key(annotation: Any) -> str:
 
 _KERNELS: dict[tuple, Any] = {}
 
+LOADING = threading.RLock()
+"""Held while Warp makes, compiles or loads a kernel: it can do so for one thread at a time."""
+
 
 def _compile(name: str, source: str, names: dict[str, Any]) -> Any:
     """A Warp kernel from generated source; the same source over the same functions is the same kernel."""
     key = (source, *(id(value) for value in names.values() if isinstance(value, wp.Function)))
-    if key not in _KERNELS:
-        filename = f"<shoal {name} {len(_KERNELS)}>"
-        linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-        scope = dict(names)
-        exec(compile(source, filename, "exec"), scope)
-        options = {
-            "enable_backward": False,
-            # No fused multiply-add: CPU and GPU then round alike.
-            "fuse_fp": False,
-            "optimization_level": 3,
-            # Many arrays in one loop: let the compiler check more pairs for overlap before it gives up vectorising.
-            "cpu_compiler_flags": "-march=native -mllvm=-inline-threshold=9000"
-            " -mllvm=-inline-cold-callsite-threshold=3000 -mllvm=-runtime-memory-check-threshold=512",
-        }
-        _KERNELS[key] = wp.kernel(scope[name], module="unique", module_options=options)
-    return _KERNELS[key]
+    with LOADING:
+        if key not in _KERNELS:
+            _KERNELS[key] = _make_kernel(name, source, names)
+        return _KERNELS[key]
+
+
+def _make_kernel(name: str, source: str, names: dict[str, Any]) -> Any:
+    filename = f"<shoal {name} {len(_KERNELS)}>"
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    scope = dict(names)
+    exec(compile(source, filename, "exec"), scope)
+    options = {
+        "enable_backward": False,
+        # No fused multiply-add: CPU and GPU then round alike.
+        "fuse_fp": False,
+        "optimization_level": 3,
+        # Many arrays in one loop: let the compiler check more pairs for overlap before it gives up vectorising.
+        "cpu_compiler_flags": "-march=native -mllvm=-inline-threshold=9000"
+        " -mllvm=-inline-cold-callsite-threshold=3000 -mllvm=-runtime-memory-check-threshold=512",
+    }
+    return wp.kernel(scope[name], module="unique", module_options=options)
 
 
 def _call_text(index: int, call: Call, argument: Callable[[str, Any], str]) -> str:

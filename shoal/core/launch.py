@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import warp as wp
 
-from shoal.core.kernels import ENVS_PER_BLOCK, Call, Program, Whole, build, fit_shape
+from shoal.core.kernels import ENVS_PER_BLOCK, LOADING, Call, Program, Whole, build, fit_shape
 from shoal.core.store import warp_view
 from shoal.errors import ShoalError
 
@@ -163,9 +163,10 @@ class Plan:
         threads = 1 if self.device.type == "cuda" or wp.config.mode == "debug" else min(cpu_threads(), units)
         bounds = [min(count, units * i // threads * unit) for i in range(threads + 1)]
         options = dict(device=str(self.device), record_cmd=True, block_dim=block)
-        commands: list[Any] = [
-            wp.launch(kernel, stop - start, [start, *inputs], **options) for start, stop in pairwise(bounds)
-        ]
+        with LOADING:
+            commands: list[Any] = [
+                wp.launch(kernel, stop - start, [start, *inputs], **options) for start, stop in pairwise(bounds)
+            ]
         if self.device.type == "cuda":
             self.steps.append(lambda: commands[0].launch(torch_stream(self.device)))
         else:
@@ -182,7 +183,8 @@ class Plan:
 def _record(program: Program, dim: Any, inputs: list[Any], device: str) -> Any:
     """A launch with its arguments, to be replayed. Here Warp compiles; what it dislikes is an author's mistake."""
     try:
-        return wp.launch(program.kernel, dim, inputs, device=device, record_cmd=True, block_dim=program.block)
+        with LOADING:
+            return wp.launch(program.kernel, dim, inputs, device=device, record_cmd=True, block_dim=program.block)
     except Exception as error:
         # Warp tells the way from the generated kernel down to the author's line; only the last part is of interest.
         reason = str(error).rpartition("Error while parsing function")[2]

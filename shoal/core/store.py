@@ -1,5 +1,6 @@
 """The store: the single owner of every array of a world, seen by torch and by Warp as the same memory."""
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,9 @@ TORCH_TYPES: dict[Any, torch.dtype] = {
     wp.uint16: torch.int16,  # the same bits
     wp.bool: torch.bool,
 }
+
+SHARE = {"cpu": 0.5, "cuda": 0.88}
+"""How much of the free memory may be planned with: allocators and libraries need some too."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,16 @@ class Store:
 def warp_view(tensor: torch.Tensor, annotation: Any) -> wp.array:
     """A Warp array over the tensor's memory, with the element type that a kernel's parameter asks for."""
     return wp.from_torch(tensor.detach(), dtype=annotation.dtype, requires_grad=False)
+
+
+def free_memory(device: str | torch.device) -> int:
+    """Bytes that may be planned with on a device."""
+    device = torch.device(device)
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+    else:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(SHARE[device.type] * free)
 
 
 def full_device(device: str | torch.device) -> torch.device:

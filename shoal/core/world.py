@@ -291,6 +291,10 @@ class World(ABC):
         """Names of what each env plays in now, if that differs; None: all alike."""
         return None
 
+    def repeats(self) -> torch.Tensor | None:
+        """bool [env]: envs whose first episode is also that of an env before them; None: of none."""
+        return None
+
     def tracks(self, envs: int) -> Tracks:
         """What follows the first `envs` envs and draws maps of them; worlds that have maps override this."""
         raise ShoalError(f"The world {self.name!r} has no maps; navigation worlds do.")

@@ -141,6 +141,9 @@ class Wrapper(World):
     def scenes_of_envs(self) -> list[str] | None:
         return self.world.scenes_of_envs()
 
+    def repeats(self) -> torch.Tensor | None:
+        return self.world.repeats()
+
     def tracks(self, envs: int) -> Tracks:
         return self.world.tracks(envs)
 

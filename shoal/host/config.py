@@ -13,6 +13,9 @@ from shoal.errors import ShoalError
 own_flag = tyro.conf.arg(prefix_name=False)
 """For settings that people look for without the prefix `world.`"""
 
+MOST_TURNS = 254
+"""Workers are told in one byte which part to step, and have two words of their own."""
+
 Schedule = Literal["auto", "lockstep", "alternating", "first-come"]
 
 
@@ -58,6 +61,8 @@ class HostConfig:
         for name in ("workers", "phase", "restarts"):
             if getattr(self, name) < 0:
                 raise ShoalError(f"--{name} must not be negative, got {getattr(self, name)}.")
+        if self.turns > MOST_TURNS:
+            raise ShoalError(f"--turns must be at most {MOST_TURNS}, got {self.turns}.")
         if self.turns < 2:
             raise ShoalError(f"--turns must be at least 2, got {self.turns}; without turns it is --schedule lockstep.")
         if self.patience <= 0:

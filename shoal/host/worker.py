@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -95,7 +96,8 @@ def _report(job: Assignment, error: BaseException, **where: Any) -> None:
 def main() -> None:
     """Entry of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the world decides when to end
-    work(Assignment.from_json(sys.argv[1]))
+    with suppress(BrokenPipeError):  # the world has hung up
+        work(Assignment.from_json(sys.argv[1]))
 
 
 if __name__ == "__main__":

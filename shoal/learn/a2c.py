@@ -8,9 +8,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, require
 from shoal.learn import losses
-from shoal.learn.learner import require
 from shoal.learn.policy_gradient import PolicyGradient, PolicyGradientConfig
 
 

@@ -13,8 +13,7 @@ from torch import nn
 
 from shoal.core.noise import noise_plan
 from shoal.core.world import Group
-from shoal.errors import ShoalError
-from shoal.learn.learner import require
+from shoal.errors import ShoalError, require
 from shoal.learn.off_policy import OffPolicy, OffPolicyConfig
 from shoal.learn.replay import Sample
 from shoal.learn.rollout import Rollout

@@ -9,7 +9,7 @@ from torch import nn
 
 from shoal.core.settings import check_settings
 from shoal.core.world import Group
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, require
 from shoal.learn.optim import OPTIMISERS, Adam
 from shoal.learn.rollout import Rollout
 from shoal.policy.normalise import RunningMoments
@@ -264,9 +264,3 @@ def activation_memory(device: torch.device) -> int:
 def part_of(state: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
     """The entries under a prefix, without it."""
     return {k[len(prefix) :]: v for k, v in state.items() if k.startswith(prefix)}
-
-
-def require(name: str, value: Any, good: bool, rule: str) -> None:
-    """Refuse a setting that breaks a rule, by the name of its flag."""
-    if not good:
-        raise ShoalError(f"--{name} must be {rule}, got {value}.")

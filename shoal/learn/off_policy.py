@@ -12,8 +12,8 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from shoal.core.world import Group
-from shoal.errors import ShoalError
-from shoal.learn.learner import Learner, LearnerConfig, part_of, require
+from shoal.errors import ShoalError, require
+from shoal.learn.learner import Learner, LearnerConfig, part_of
 from shoal.learn.optim import Adam
 from shoal.learn.replay import Replay
 from shoal.learn.rollout import Rollout, stacked

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 
 from shoal.core.launch import cpu_threads
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, require
 from shoal.learn import losses
-from shoal.learn.learner import BYTES_PER_ACTIVATION, Learner, LearnerConfig, activation_memory, require
+from shoal.learn.learner import BYTES_PER_ACTIVATION, Learner, LearnerConfig, activation_memory
 from shoal.learn.returns import advantage_plan, discounted_plan
 from shoal.learn.rollout import EVERYTHING, Rollout, stacked
 from shoal.policy import ActorCritic, RunningMoments
@@ -163,6 +163,10 @@ class PolicyGradient(Learner):
             share = -(-config.batch(rollout.samples) // cpu_threads())
             self.pass_size = min(self.pass_size, max(self._each, share))
             self._workers = ThreadPoolExecutor(cpu_threads(), initializer=lambda: torch.set_num_threads(1))
+        if self.reducer.size > 1:  # moments are pooled with every pass: all processes make as many
+            least = torch.full((1,), -float(self.pass_size), dtype=torch.float64, device=self.device)
+            self.reducer.maximum(least)
+            self.pass_size = -int(least)
 
         self._value_of = self._wrap(self._value_eager)
         self._judge = self._wrap(self._judge_eager)

@@ -5,9 +5,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, require
 from shoal.learn import losses
-from shoal.learn.learner import require
 from shoal.learn.policy_gradient import PolicyGradient, PolicyGradientConfig
 from shoal.learn.shuffle import order_plan
 

@@ -15,9 +15,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from shoal.core.world import Group
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, require
 from shoal.learn import losses
-from shoal.learn.learner import require
 from shoal.learn.off_policy import OffPolicy, OffPolicyConfig
 from shoal.learn.replay import Sample, Sequences
 from shoal.learn.rollout import Rollout

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, make_folder, writing
 from shoal.nav.ground import SMALLEST_REGION, GroundMemory
 from shoal.nav.queries import Pathfinder
 from shoal.scene.load import ENDINGS
@@ -454,15 +454,14 @@ def _numbers(values: np.ndarray) -> list:
 def _write(file: Path, entries: list[dict[str, Any]]) -> None:
     """Under another name first, so that no half of a file is ever read; the same episodes are the same bytes."""
     data = gzip.compress(json.dumps({"episodes": entries}, allow_nan=False).encode(), mtime=0)
-    half = file.with_name(f".{file.name}.{os.getpid()}")
+    half = make_folder(file.parent) / f".{file.name}.{os.getpid()}"
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        half.write_bytes(data)
-        half.replace(file)
-    except OSError as error:
+        with writing(file):
+            half.write_bytes(data)
+            half.replace(file)
+    finally:
         with contextlib.suppress(OSError):
             half.unlink()
-        raise ShoalError(f"{file} cannot be written: {error.strerror or error}.") from None
 
 
 def make_episodes(
@@ -485,7 +484,7 @@ def make_episodes(
     for source in scenes:
         packed = prepare(source, up, scale, device)
         memory = SceneMemory.holding([packed], device)
-        cells = GroundMemory.cells_needed(packed.bounds, cell) * GroundMemory.storeys_in(packed.bounds)
+        cells = GroundMemory.cells_for([packed], cell, memory.device, goals=BATCH)
         finder = Pathfinder(GroundMemory(memory, cells, cell=cell))
         made = replace(sample_episodes(finder, count, seed), scene=source.replace("\\", "/"))
         (file,) = write_episodes(folder, split, [made])

@@ -8,6 +8,7 @@ A survey is kept on disk beside the prepared scene, and on the host: what is ask
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from functools import cache
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 import warp as wp
 
 from shoal.core.launch import Plan, init_warp
-from shoal.core.store import warp_view
+from shoal.core.store import free_memory, warp_view
 from shoal.errors import ShoalError
 from shoal.nav import walk
 from shoal.nav.walk import CLOSE, NOWHERE, Ground, beside_diagonal, cell_middle, is_clear, neighbour
@@ -42,11 +43,17 @@ HEIGHTS = wp.constant(4)
 FAR = wp.constant(1.0)
 """Metres: obstacles farther away than this are not told apart."""
 
-MARGIN = wp.constant(0.45)
+SLACK = wp.constant(0.45)
 """Parts of a cell that the middle of a cell beside a wall may be nearer to it than an agent, to belong to the floor."""
 
 COVERED = 0.25
 """If this part of the floor or more has something above it, the rest is roof or garden and nobody walks there."""
+
+BYTES = 16
+"""Of a cell: height, clearance, region, and a place among those to start from."""
+
+LINK_BYTES = 32
+"""Of a cell while fields are solved: the cells around it."""
 
 PARTS = ("height", "clearance", "region")
 """What is found of every cell."""
@@ -124,14 +131,25 @@ class GroundMemory:
 
     @staticmethod
     def cells_needed(bounds, cell: float) -> int:
-        """Cells of a grid over a scene, one storey."""
+        """Cells of a grid over a scene, with as many storeys as may lie above one another in one as high as this."""
         width, depth = _grid(bounds, cell)
-        return width * depth
+        return width * depth * min(STOREYS, 1 + int(float(bounds[1][2] - bounds[0][2]) // STOREY))
 
-    @staticmethod
-    def storeys_in(bounds) -> int:
-        """How many floors may lie above one another in a scene as high as this."""
-        return 1 + int(float(bounds[1][2] - bounds[0][2]) // STOREY)
+    @classmethod
+    def cells_for(
+        cls, scenes: Sequence[Packed], cell: float, device: torch.device, rows: int = 1, goals: int = 1, room: float = 1
+    ) -> int:
+        """Cells of each row, `room` times as many as the largest of some scenes needs; refuses more than fit."""
+        largest = max(scenes, key=lambda scene: cls.cells_needed(scene.bounds, cell))
+        cells = int(room * cls.cells_needed(largest.bounds, cell))
+        need, free = cells * (rows * (BYTES + 2 * goals) + 4 * goals + LINK_BYTES), free_memory(device)
+        if need > free:
+            (x0, y0, _), (x1, y1, _) = largest.bounds
+            raise ShoalError(
+                f"{largest.name} is {x1 - x0:.0f} x {y1 - y0:.0f} m: its ground would take {need / 1e9:.1f} GB, and "
+                f"{free / 1e9:.1f} GB are free; say what its unit is (--scale 0.01: centimetres) or use larger cells."
+            )
+        return cells
 
     def survey(self, row: int) -> None:
         """Find the ground of the scene in a row, on torch's current stream; from the cache if it was found before.
@@ -353,7 +371,7 @@ def is_margin(ground: Ground, row: int, i: int) -> bool:
     """
     groups = int(0)
     clear = int(0)
-    if ground.clearance[row, i] >= ground.radius - MARGIN * ground.cell:
+    if ground.clearance[row, i] >= ground.radius - SLACK * ground.cell:
         before = neighbour(ground, row, i, around(7))
         for k in range(8):
             other = neighbour(ground, row, i, around(k))
@@ -373,8 +391,8 @@ def is_margin(ground: Ground, row: int, i: int) -> bool:
 def can_cross(ground: Ground, row: int, i: int, other: int, k: int) -> bool:
     """Whether an agent gets from one cell that it can stand on to another along a diagonal.
 
-    Clearance is interpolated between four cells, a and b across from c and d. If neither c nor d is clear, the way leads
-    over the saddle, where it is (ab - cd) / (a + b - c - d).
+    Clearance is interpolated between four cells, a and b across from c and d. If neither c nor d is clear, the way
+    leads over the saddle, where it is (ab - cd) / (a + b - c - d).
     """
     beside = beside_diagonal(ground, row, i, k)
     crosses = is_clear(ground, row, beside[0]) or is_clear(ground, row, beside[1])

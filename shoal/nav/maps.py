@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageFilter
 
-from shoal.nav.ground import MARGIN
+from shoal.nav.ground import SLACK
 from shoal.nav.paths import Floor, field_of, shortest_path
 from shoal.nav.walk import NOWHERE
 
@@ -100,7 +100,7 @@ class TopDown:
             return np.asarray(image.resize((width, height), Image.Resampling.BILINEAR))
 
         clear, there = enlarged(stands), enlarged(there)
-        limit = floor.radius - MARGIN * floor.cell
+        limit = floor.radius - SLACK * floor.cell
         walkable = clear >= limit
         open_floor = np.clip((clear - limit) / 0.35, 0.0, 1.0)[..., None]
         image = np.full((height, width, 3), 250.0)
@@ -275,10 +275,10 @@ def legend(canvas: Canvas, y: int, episode: Episode) -> None:
 
 def remember_path(memory: dict[str, Any], world: Any, env: int) -> Episode:
     """The episode of an env as a recording has seen it, with where its agents are now."""
-    step = int(world.store.step_count[env])
-    if memory.get("step", step + 1) > step:
-        memory["episode"] = Episode(world, env)
-    if memory.get("step") != step:
+    number, step = int(world.store.episode[env]), int(world.store.step_count[env])
+    if memory.get("number") != number:
+        memory.update(number=number, step=None, episode=Episode(world, env))
+    if memory["step"] != step:
         memory["episode"].paths.append(world.store.place[env].double().cpu().numpy())
         memory["step"] = step
     return memory["episode"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.nav.geodesic import UNREACHABLE, FieldMemory
-from shoal.nav.ground import MARGIN, SMALLEST_REGION, GroundMemory, cell_middles
+from shoal.nav.ground import SLACK, SMALLEST_REGION, GroundMemory, cell_middles
 from shoal.nav.walk import CLOSE
 
 AROUND = np.array([(1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, -1), (1, -1), (-1, 1)])
@@ -117,7 +117,7 @@ class Floor:
         places[:, 2] = np.interp(share * along[-1], along, way[:, 2])
         cells, weights = self.four(places)
         clear = (np.where(cells >= 0, self.clearance.reshape(-1)[cells], 0.0) * weights).sum(0)
-        least = max(self.radius - MARGIN * self.cell, min(self.radius, clear[0], clear[-1]))
+        least = max(self.radius - SLACK * self.cell, min(self.radius, clear[0], clear[-1]))
         at = np.floor((places[:, :2] - self.origin) / self.cell).astype(int)
         under = self.of_column(at[:, 0], at[:, 1], places[:, 2])
         if (clear < least - CLOSE).any() or (under < 0).any():

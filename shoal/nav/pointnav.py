@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import warp as wp
 
 from shoal.core.store import Field
+from shoal.errors import require
 from shoal.nav.geodesic import distance_or
 from shoal.nav.walk import Ground
 from shoal.nav.world import (
@@ -34,6 +35,12 @@ class PointNavConfig(NavConfig):
     """Reward that each step costs."""
     bonus: float = 2.5
     """Reward for STOP, times SPL."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        low, high = self.min_distance, self.max_distance
+        require("min-distance", low, 0 <= low <= high, f"between 0 and --max-distance {high:g}")
+        require("reach", self.reach, self.reach > 0, "above 0")
 
 
 @wp.func
@@ -140,6 +147,12 @@ class PointNav(NavWorld):
     reset = [enter_scene, draw_route, keep_start]
     observe = [show_previous, show_goal]
     settings = NavWorld.settings | dict(gpu=NavWorld.settings["gpu"] | dict(total_steps=70_000_000))
+
+    def _open(self, seed: int) -> None:
+        super()._open(seed)
+        assert self._site is not None
+        if self._site.episodes is None:
+            self._site.check_ways(self.config.min_distance, self.config.max_distance)
 
     @staticmethod
     def state(config: PointNavConfig) -> dict[str, Field]:

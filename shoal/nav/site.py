@@ -1,6 +1,7 @@
 """The site of a navigation world: scenes, their ground, and fields of distance to goals, kept up while it trains."""
 
 from collections.abc import Mapping
+from typing import Literal
 
 import numpy as np
 import torch
@@ -8,7 +9,7 @@ import torch
 from shoal.core.kernels import Whole
 from shoal.errors import ShoalError
 from shoal.nav.episodes import Episodes, check_episodes, check_scenes, scene_name
-from shoal.nav.geodesic import FieldMemory
+from shoal.nav.geodesic import MILLI, UNREACHABLE, FieldMemory
 from shoal.nav.ground import SMALLEST_REGION, Body, GroundMemory, send
 from shoal.nav.queries import Pathfinder
 from shoal.scene.pool import ScenePool
@@ -27,9 +28,10 @@ class Site:
     def __init__(
         self, sources: list[str], envs: int, resident: int, goals: int, device: torch.device, seed: int,
         period: int, body: Body, cell: float, limit: int | None, up: str, scale: float,
-        episodes: Mapping[str, Episodes] | None = None,
+        episodes: Mapping[str, Episodes] | None = None, measured_from: Literal["goals", "starts"] = "goals",
     ):  # fmt: skip
-        self.episodes = episodes
+        """Fields are `measured_from` the goals of episodes, or from where they start."""
+        self.episodes, self.measured_from = episodes, measured_from
         if episodes is not None:
             check_scenes(episodes, sources)
         self.pool = ScenePool(
@@ -38,14 +40,18 @@ class Site:
         self.rng = torch.Generator().manual_seed(seed)
         memory = self.pool.memory
         first = [memory.scene(row) for row in range(memory.rows) if memory.scene(row)]
-        cells = max(GroundMemory.cells_needed(scene.bounds, cell) for scene in first)
-        storeys = max(GroundMemory.storeys_in(scene.bounds) for scene in first)
-        self.ground = GroundMemory(memory, int(ROOM * cells) * storeys, body, cell)
-        self.fields = FieldMemory(self.ground, goals)
         rows = memory.rows
+        try:
+            cells = GroundMemory.cells_for(first, cell, memory.device, rows, goals, ROOM)
+        except ShoalError:
+            self.pool.close()
+            raise
+        self.ground = GroundMemory(memory, cells, body, cell)
+        self.fields = FieldMemory(self.ground, goals)
         self.standing = torch.zeros(rows, self.ground.cells, dtype=torch.int32, device=device)
-        """int32 [rows, cells]: cells to start from, as many as `standing_count` says."""
-        self.standing_count = torch.zeros(rows, dtype=torch.int32, device=device)
+        """int32 [rows, cells]: cells to start from, one region after the other."""
+        self.goal_starts = torch.zeros(rows, goals, 2, dtype=torch.int32, device=device)
+        """int32 [rows, goals, 2]: of those, the first from which a goal can be reached, and how many there are."""
         self.episode_count = torch.zeros(rows, dtype=torch.int32, device=device)
         """int32 [rows]: how many goals, from the first on, are those of an episode with a start of its own."""
         self.episode_start = torch.zeros(rows, goals, 4, device=device)
@@ -67,13 +73,16 @@ class Site:
         stands = ground.standing(row, SMALLEST_REGION)
         if not len(stands):
             raise ShoalError(f"{scene.name} has no walkable floor of {SMALLEST_REGION:g} m².")
-        send(self.standing[row, : len(stands)], torch.from_numpy(stands.astype(np.int32)))
-        self.standing_count[row] = len(stands)
         if self.episodes is not None:
             self._take_episodes(row, self.episodes[scene_name(scene.name)])
             return
-        drawn = torch.randint(len(stands), (self.fields.goals,), generator=self.rng)
-        self.fields.solve(row, torch.from_numpy(ground.middles(row, stands[drawn.numpy()])))
+        stands = stands[np.argsort(ground.found[row].region[stands], kind="stable")]
+        region = ground.found[row].region[stands]
+        drawn = torch.randint(len(stands), (self.fields.goals,), generator=self.rng).numpy()
+        first, last = (np.searchsorted(region, region[drawn], side) for side in ("left", "right"))
+        send(self.standing[row, : len(stands)], torch.from_numpy(stands.astype(np.int32)))
+        send(self.goal_starts[row], torch.from_numpy(np.stack([first, last - first], 1).astype(np.int32)))
+        self.fields.solve(row, torch.from_numpy(ground.middles(row, stands[drawn])))
 
     def _take_episodes(self, row: int, episodes: Episodes) -> None:
         """Goals and starts from episodes, some of them if there are more than goals; the host waits for the device."""
@@ -83,15 +92,31 @@ class Site:
             episodes = episodes.take(drawn.numpy())
         episodes = check_episodes(finder, episodes)
         count = len(episodes)
-        starts = torch.from_numpy(episodes.starts)
+        ends = [torch.from_numpy(places) for places in (episodes.starts, episodes.goals)]
+        starts, goal = ends if self.measured_from == "goals" else ends[::-1]
         # Fields beyond the episodes repeat theirs.
-        self.fields.solve(row, torch.from_numpy(episodes.goals[np.arange(goals) % count]))
+        self.fields.solve(row, goal[torch.arange(goals) % count])
         far = finder.distances(starts, self.fields).diagonal().cpu().numpy()
         lost = np.flatnonzero(~np.isfinite(far))
         if len(lost):
             episodes.refuse(lost[0], "cannot be played: its way is longer than the 65 m that are measured")
-        send(self.episode_start[row, :count], torch.cat([starts, torch.from_numpy(episodes.yaws)[:, None]], 1))
+        send(self.episode_start[row, :count], torch.cat([ends[0], torch.from_numpy(episodes.yaws)[:, None]], 1))
         self.episode_count[row] = count
+
+    def check_ways(self, shortest: float, longest: float) -> None:
+        """Refuse scenes in which no goal can be reached over so many metres; the host waits for the device."""
+        for row in self.pool.active:
+            stands = self.standing[row].long()
+            metres = (self.fields.field[row].int() & UNREACHABLE)[:, stands] / MILLI
+            first, count = self.goal_starts[row].T[..., None]
+            place = torch.arange(len(stands), device=stands.device)
+            fits = (place >= first) & (place < first + count) & (metres >= shortest) & (metres <= longest)
+            if not fits.any():
+                scene = self.ground.memory.scene(row)
+                raise ShoalError(
+                    f"{scene.name if scene else 'A scene'} has no way of {shortest:g} to {longest:g} m to any of "
+                    f"{self.fields.goals} goals; choose other scenes, or other distances."
+                )
 
     def tables(self) -> dict[str, Whole]:
         """What kernels read by name."""
@@ -99,7 +124,7 @@ class Site:
             "field": Whole(self.fields.field),
             "goal_places": Whole(self.fields.goal),
             "standing": Whole(self.standing),
-            "standing_count": Whole(self.standing_count),
+            "goal_starts": Whole(self.goal_starts),
             "choice": Whole(self.pool.choice),
             "choices": Whole(self.pool.choices),
             "episode_count": Whole(self.episode_count),

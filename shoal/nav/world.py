@@ -1,6 +1,7 @@
 """NavWorld: what navigation tasks share: scenes, ground, movement, images and episodes. A task adds a short file."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, ClassVar, Literal
@@ -16,7 +17,8 @@ from shoal.core.spaces import Box, Discrete
 from shoal.core.stages import agents_mean
 from shoal.core.store import Field
 from shoal.core.world import Group, Tracks
-from shoal.nav.episodes import read_episodes
+from shoal.errors import ShoalError, require
+from shoal.nav.episodes import Episodes, read_episodes
 from shoal.nav.geodesic import distance_at
 from shoal.nav.ground import Body
 from shoal.nav.maps import NavTracks, draw_env, remember_path
@@ -26,7 +28,7 @@ from shoal.render.movers import CAPSULE, NONE, Movers
 from shoal.render.renderer import Renderer
 from shoal.scene.house import BUILDINGS
 from shoal.scene.pool import course
-from shoal.scene.sources import expand
+from shoal.scene.sources import check_there, expand
 from shoal.scene.workshop import Errand
 
 STOP, FORWARD, LEFT, RIGHT = 0, 1, 2, 3
@@ -127,6 +129,17 @@ class NavConfig:
     """Metres of a cell of the ground."""
     playing: bool = False
     """Evaluate: the test scenes instead of the training scenes."""
+
+    def __post_init__(self):
+        for name in ("resident", "goals", "agents", "size", "max_steps", "held_out"):
+            require(name.replace("_", "-"), value := getattr(self, name), value >= 1, "at least 1")
+        for name in ("forward", "turn", "eye", "max_depth", "radius", "height", "scale"):
+            require(name.replace("_", "-"), value := getattr(self, name), 0 < value < 1e3, "above 0 and below 1000")
+        for name in ("climb", "detail", "swap", "memory_limit"):
+            require(name.replace("_", "-"), value := getattr(self, name), value >= 0, "0 or more")
+        require("cell", self.cell, 0.01 <= self.cell <= 1.0, "between 0.01 and 1 m")
+        require("fov", self.fov, 1 <= self.fov <= 170, "between 1 and 170 degrees")
+        require("height", self.height, self.height > self.climb + 0.1, "at least 0.1 m more than --climb")
 
 
 class NavWorld(KernelWorld):
@@ -275,7 +288,7 @@ class NavWorld(KernelWorld):
         super()._allocate()
         # In the place of a site's tables until scenes are loaded, so that parameters can be checked.
         kinds = dict(field=(torch.int16, (1, 1, 1)), goal_places=(torch.float32, (1, 1, 3)))
-        kinds |= dict(standing=(torch.int32, (1, 1)), standing_count=(torch.int32, (1,)))
+        kinds |= dict(standing=(torch.int32, (1, 1)), goal_starts=(torch.int32, (1, 1, 2)))
         kinds |= dict(choice=(torch.int32, (1,)), choices=(torch.int32, (1,)))
         kinds |= dict(episode_count=(torch.int32, (1,)), episode_start=(torch.float32, (1, 1, 4)))
         for name, (dtype, shape) in kinds.items():
@@ -293,12 +306,23 @@ class NavWorld(KernelWorld):
         """The scenes to play in, one by one."""
         config = self.config
         sources = [s.strip() for s in config.scenes.split(",")]
-        if config.playing:
-            others = dict.fromkeys(_unseen(source) for source in sources)
-            sources = [s.strip() for s in config.test_scenes.split(",")] if config.test_scenes else list(others)
-        if config.detail != 1.0:
+        if not config.playing:
+            return self._expand(sources)
+        if config.test_scenes:
+            return self._expand([s.strip() for s in config.test_scenes.split(",")])
+        others = self._expand(list(dict.fromkeys(_unseen(source) for source in sources)))
+        made = tuple(f"{building}:" for building in BUILDINGS)
+        seen = {scene for scene in self._expand(sources) if scene.startswith(made)}
+        if not (unseen := [scene for scene in others if scene not in seen]):
+            raise ShoalError(f"--scenes {config.scenes} leaves none to evaluate in; name some: --test-scenes.")
+        return unseen
+
+    def _expand(self, sources: list[str]) -> list[str]:
+        """Single scenes, the procedural ones in the detail that is asked for."""
+        detail = self.config.detail
+        if detail != 1.0:
             made = tuple(f"{building}:" for building in BUILDINGS)
-            sources = [f"{s}@{config.detail:g}" if s.startswith(made) and "@" not in s else s for s in sources]
+            sources = [f"{s}@{detail:g}" if s.startswith(made) and "@" not in s else s for s in sources]
         return expand(sources)
 
     @property
@@ -310,6 +334,7 @@ class NavWorld(KernelWorld):
         """Let other processes prepare the first scenes."""
         sources = self._sources()
         first = list(islice(course(sources, seed), min(self._resident, len(sources))))
+        check_there(first)
         self._errand = Errand(first, self.config.up, self.config.scale, max(1, cpu_threads() // 2))
 
     def _open(self, seed: int) -> None:
@@ -317,11 +342,12 @@ class NavWorld(KernelWorld):
         config, sources = self.config, self._sources()
         self._end_errand()
         files = config.test_episode_files if config.playing else config.episode_files
+        episodes = read_episodes(files, sources) if files else None
         self._site = Site(
             sources,
             self.num_envs,
             self._resident,
-            config.goals,
+            config.goals if episodes is None else self._slots(episodes, len(sources)),
             self.device,
             seed,
             0 if config.playing else config.swap,
@@ -330,7 +356,8 @@ class NavWorld(KernelWorld):
             int(config.memory_limit * 1e9) or None,
             config.up,
             config.scale,
-            read_episodes(files, sources) if files else None,
+            episodes,
+            "goals" if self.goals_shown else "starts",
         )
         self._tables.update(self._site.tables())
         self._settings["ground"] = self._site.ground.ground
@@ -339,6 +366,24 @@ class NavWorld(KernelWorld):
         self._renderer = None
         if config.image != "none":
             self._renderer = self._make_renderer()
+
+    def _slots(self, episodes: Mapping[str, Episodes], scenes: int) -> int:
+        """How many episodes of a scene to have at a time; in an evaluation as many as its envs play."""
+        agents = self.config.agents
+        few = min(episodes.values(), key=len)
+        if len(few) < agents:
+            raise ShoalError(f"{few.file} has {len(few)} episode(s) of {few.scene}, too few for {agents} agents.")
+        if not self.config.playing:
+            return max(self.config.goals, agents)
+        turns = -(-self.num_envs // min(self._resident, scenes))
+        return min(turns + agents - 1, max(map(len, episodes.values())))
+
+    def repeats(self) -> torch.Tensor | None:
+        site = self._site
+        if site is None or site.episodes is None:
+            return None
+        turn = self.store.env_id // len(site.pool.active)
+        return turn >= site.episode_count[self.store.row[:, 0].long()]
 
     def _make_renderer(self) -> Renderer:
         config, store = self.config, self.store
@@ -554,6 +599,23 @@ def is_apart(env: int, k: int, place: wp.array2d(dtype=wp.vec3), here: wp.vec3) 
 
 
 @wp.func
+def episode_slot(
+    env: int,
+    k: int,
+    playing: bool,
+    rng: Random,
+    env_id: wp.array(dtype=int),
+    choices: wp.array(dtype=int),
+    count: int,
+) -> int:
+    """Which of the episodes of its scene the k-th agent plays: any; in an evaluation each in turn. No two the same."""
+    first = integer(rng, 1, count)
+    if playing:
+        first = env_id[env] // choices[0]
+    return (first + k) % count
+
+
+@wp.func
 def draw_route(
     env: int,
     agents: int,
@@ -569,7 +631,7 @@ def draw_route(
     field: wp.array3d(dtype=wp.uint16),
     goal_places: wp.array2d(dtype=wp.vec3),
     standing: wp.array2d(dtype=int),
-    standing_count: wp.array(dtype=int),
+    goal_starts: wp.array2d(dtype=wp.vec2i),
     episode_count: wp.array(dtype=int),
     episode_start: wp.array2d(dtype=wp.vec4),
     choices: wp.array(dtype=int),
@@ -578,7 +640,7 @@ def draw_route(
 ):
     """A goal and a start that Habitat's rules allow: not too near, not too far, and rarely straight ahead.
 
-    If the scene came with episodes, one of them: any; in an evaluation each in turn.
+    If the scene came with episodes, one of them.
     """
     for k in range(agents):
         r = row[env, k]
@@ -588,19 +650,19 @@ def draw_route(
         far = float(0.0)
         facing = uniform(rng, first + STREAMS - 1, -3.1415927, 3.1415927)
         if episode_count[r] > 0:
-            slot = integer(rng, first, episode_count[r])
-            if playing:
-                slot = (env_id[env] // choices[0] + k) % episode_count[r]
+            slot = episode_slot(env, k, playing, rng, env_id, choices, episode_count[r])
             given = episode_start[r, slot]
             from_ = wp.vec3(given[0], given[1], given[2])
             facing = given[3]
             far = distance_at(ground, r, field, slot, goal_places[r, slot], from_)
         else:
-            best = float(-1.0)
+            best = float(0.0)
+            from_ = goal_places[r, slot]
             for t in range(TRIES):
                 if best < 2.0:
                     s = integer(rng, first + 3 * t, goal_places.shape[1])
-                    i = standing[r, integer(rng, first + 3 * t + 1, standing_count[r])]
+                    starts = goal_starts[r, s]
+                    i = standing[r, starts[0] + integer(rng, first + 3 * t + 1, starts[1])]
                     here = cell_middle(ground, r, i)
                     target = goal_places[r, s]
                     d = distance_at(ground, r, field, s, target, here)
@@ -630,26 +692,40 @@ def draw_route(
 def draw_start(
     env: int,
     agents: int,
+    playing: bool,
     rng: Random,
+    env_id: wp.array(dtype=int),
     row: wp.array2d(dtype=int),
     place: wp.array2d(dtype=wp.vec3),
     yaw: wp.array2d(dtype=float),
     goal_slot: wp.array2d(dtype=int),
     distance: wp.array2d(dtype=float),
     goal_places: wp.array2d(dtype=wp.vec3),
+    episode_count: wp.array(dtype=int),
+    episode_start: wp.array2d(dtype=wp.vec4),
+    choices: wp.array(dtype=int),
 ):
-    """For tasks without a goal: begin at a place that has a field of distances, which then are those from the start."""
+    """For tasks without a goal: begin at a place that has a field of distances, which then are those from the start.
+
+    If the scene came with episodes, where one of them begins.
+    """
     for k in range(agents):
+        r = row[env, k]
         first = 1 + k * STREAMS
         slot = int(0)
-        found = bool(False)
-        for t in range(TRIES):
-            if not found:
-                slot = integer(rng, first + t, goal_places.shape[1])
-                found = is_apart(env, k, place, goal_places[row[env, k], slot])
+        facing = uniform(rng, first + STREAMS - 1, -3.1415927, 3.1415927)
+        if episode_count[r] > 0:
+            slot = episode_slot(env, k, playing, rng, env_id, choices, episode_count[r])
+            facing = episode_start[r, slot][3]
+        else:
+            found = bool(False)
+            for t in range(TRIES):
+                if not found:
+                    slot = integer(rng, first + t, goal_places.shape[1])
+                    found = is_apart(env, k, place, goal_places[r, slot])
         goal_slot[env, k] = slot
-        place[env, k] = goal_places[row[env, k], slot]
-        yaw[env, k] = uniform(rng, first + STREAMS - 1, -3.1415927, 3.1415927)
+        place[env, k] = goal_places[r, slot]
+        yaw[env, k] = facing
         distance[env, k] = 0.0
 
 

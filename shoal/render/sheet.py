@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw
 
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, new_file, writing
 from shoal.render.renderer import Renderer
 from shoal.render.viewpoints import find_viewpoints
 from shoal.scene.memory import SceneMemory
@@ -69,18 +69,12 @@ def parse_size(text: str) -> tuple[int, int]:
 
 def check_path(path: str | Path) -> Path:
     """Where a sheet may be written."""
-    path = Path(path)
-    if path.suffix.lower() not in (".png", ".jpg", ".jpeg"):
-        raise ShoalError(f"A sheet is written as .png or .jpg, not {path.name!r}.")
-    return path
+    return new_file(path, (".png", ".jpg", ".jpeg"), "A sheet")
 
 
 def save_sheet(sheet: Image.Image, path: str | Path) -> Path:
     """Write a sheet as .png or .jpg."""
     path = check_path(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(path):
         sheet.save(path)
-    except OSError as error:
-        raise ShoalError(f"{path} cannot be written: {error.strerror or error}.") from error
     return path

@@ -271,6 +271,15 @@ class AsyncTrainer(Trainer):
         super().load_state_dict(state, iteration)
         for name, learner in self.learners.items():
             learner.rollout.version.copy_(self.collector.rollouts[name].version)
+        if int(self.collector.counter) != iteration:
+            # Envs stand behind rollouts that waited to be learnt from, and are lost: what they do next is no sequel.
+            for name, learner in self.learners.items():
+                learner.cut()
+                carried = self.collector.rollouts[name].carried()
+                if "age" in carried:
+                    carried["age"].zero_()
+        self._sums.copy_(self.episode_sums())
+        self._read = self._books()
 
     def read_metrics(self) -> dict[str, float]:
         found = super().read_metrics()

@@ -19,6 +19,7 @@ from shoal.core.launch import Plan, bind, cpu_threads
 from shoal.core.random import philox, unit_float, vec4u
 from shoal.core.spaces import Box, Discrete, Mixed
 from shoal.core.world import World
+from shoal.errors import make_folder, require, writing
 from shoal.run.config import Job
 from shoal.run.progress import si
 from shoal.run.trainer import Trainer
@@ -248,8 +249,9 @@ def _wait(device: torch.device) -> None:
 
 def save(rows: list[dict[str, Any]], path: Path) -> None:
     """One JSON line per figure."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    make_folder(path.parent)
+    with writing(path):
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def bench_command(world: str, flags: list[str]) -> int:
@@ -266,6 +268,9 @@ def bench_command(world: str, flags: list[str]) -> int:
     parser.add_argument("--seconds", type=float, default=2.0, help="time per figure (default: 2)")
     parser.add_argument("--out", type=Path, help="write the figures here as JSON lines, and a picture beside them")
     options, rest = parser.parse_known_args(flags)
+    require("seconds", options.seconds, options.seconds > 0, "above 0")
+    if options.out:
+        make_folder(options.out.parent)
     job = parse_job(world, rest, "shoal bench")
     gpu = job.train.device.startswith("cuda")
     counts = options.envs or ([1024, 4096, 16_384, 65_536] if gpu else [256, 1024, 4096])

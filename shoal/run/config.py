@@ -458,7 +458,7 @@ def load_job(folder: Path) -> Job:
         cls = world_class(parts["world"])
         learn = LEARNERS[train["algo"]][0](**learn)
         return Job(parts["world"], TrainConfig(**train), learn, cls.Config(**world_config))
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ShoalError(f"{path} cannot be read as a run's settings: {error}.") from None
 
 

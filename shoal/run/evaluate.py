@@ -12,7 +12,7 @@ import torch
 
 from shoal.core.graph import Graphed
 from shoal.core.world import Group, World
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, new_file, require, writing
 from shoal.learn.rollout import grow, stacked
 from shoal.policy import ActorCritic, Policy, mlp_torso
 from shoal.run.build import make_world
@@ -21,6 +21,8 @@ from shoal.run.config import Job
 
 EVALUATION_SEED = 1_000_003
 """Added to a run's seed, so that evaluation never replays the episodes it was trained on."""
+
+JSON = (".json",)
 
 LONGEST = 50_000
 """Steps after which an evaluation of a world without a time limit gives up."""
@@ -123,21 +125,14 @@ class Evaluation(dict[str, Score]):
         """Everything there is, scores and single episodes."""
         scenes = {scene: _plain(scores) for scene, scores in self.by_scene.items()}
         whole = dict(groups=_plain(self), reports=_plain(self.reports), scenes=scenes, episodes=self.episodes)
-        return json.dumps(whole, indent=1) + "\n"
+        return json.dumps(_finite(whole), indent=1, allow_nan=False) + "\n"
 
     def save(self, path: Path | str) -> Path:
         """Write everything there is as a .json file."""
-        path = Path(path)
-        check_json(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(self.to_json())
+        path = new_file(path, JSON, "An evaluation")
+        with writing(path):
+            path.write_text(self.to_json())
         return path
-
-
-def check_json(path: Path | str) -> None:
-    """Refuse a file for an evaluation that does not end in .json."""
-    if Path(path).suffix != ".json":
-        raise ShoalError(f"An evaluation is written to a .json file, got {Path(path).name!r}.")
 
 
 class RandomPolicy(ActorCritic):
@@ -225,6 +220,8 @@ def evaluate(
 ) -> Evaluation:
     """Play `episodes` whole episodes, one per env, with policies by group, and score each group.
 
+    Where the world has fewer different ones than that, each counts once.
+
     One episode per env: taking the first ones to finish would favour the short. `sample` draws actions instead of
     taking the likeliest (none: as the run's own evaluations do). `stop` is asked now and then; if it says so, episodes
     under way count as they stand. `watch` looks on. `world` is one that was made for this before, and stays open.
@@ -236,7 +233,7 @@ def evaluate(
             world, policies, evaluation_seed(job, seed), job.train.eval_sample if sample is None else sample
         )
         step = Graphed(player.step, world.device, job.train.graph and world.on_device)
-        scenes = world.scenes_of_envs()
+        scenes, repeats = world.scenes_of_envs(), world.repeats()
         finished = torch.zeros(episodes, dtype=torch.bool, device=world.device)
         last = world.last_episode()
         totals = [torch.zeros(episodes, device=world.device) for _ in (*last.returns, *last.reports, "length")]
@@ -262,33 +259,41 @@ def evaluate(
     *figures, length = torch.stack(totals).double().cpu()
     returns = dict(zip(last.returns, figures, strict=False))
     reports = dict(zip(last.reports, figures[len(returns) :], strict=True))
-    return _evaluation(returns, reports, length, scenes)
-
-
-def _evaluation(
-    returns: dict[str, torch.Tensor], reports: dict[str, torch.Tensor], length: torch.Tensor, scenes: list[str] | None
-) -> Evaluation:
-    """Scores of figures [env], over all and by scene."""
-    by_scene = {}
-    for scene in dict.fromkeys(scenes or ()):
-        here = torch.tensor([name == scene for name in scenes or ()])
-        # Whether a figure is a rate is seen over all scenes: in one of them a count may happen to be 0 throughout.
-        figures = (reports or returns).items()
-        by_scene[scene] = {name: _score(x[here], length[here], is_rate(x)) for name, x in figures}
     rows = []
-    for env in range(len(length)):
+    for env in range(episodes) if repeats is None else (~repeats).nonzero().flatten().tolist():
         row: dict[str, Any] = dict(env=env, length=int(length[env]))
         if scenes is not None:
             row["scene"] = scenes[env]
         row["returns"] = {name: float(values[env]) for name, values in returns.items()}
         row["reports"] = {name: float(values[env]) for name, values in reports.items()}
         rows.append(row)
+    return _evaluation(rows)
+
+
+def _evaluation(rows: list[dict[str, Any]]) -> Evaluation:
+    """Scores of the figures of episodes, over all and by scene."""
+    length = torch.tensor([float(row["length"]) for row in rows]).double()
+
+    def figures(kind: str) -> dict[str, torch.Tensor]:
+        return {name: torch.tensor([row[kind][name] for row in rows]).double() for name in rows[0][kind]}
+
+    returns, reports = figures("returns"), figures("reports")
+    scenes = [row.get("scene") for row in rows]
+    by_scene = {}
+    for scene in dict.fromkeys(scenes):
+        if scene is not None:
+            here = torch.tensor([name == scene for name in scenes])
+            # Whether a figure is a rate is seen over all scenes: in one of them a count may happen to be 0 throughout.
+            by_scene[scene] = {
+                name: _score(x[here], length[here], is_rate(x)) for name, x in (reports or returns).items()
+            }
     groups = {name: _score(values, length) for name, values in returns.items()}
     return Evaluation(groups, {name: _score(values, length) for name, values in reports.items()}, by_scene, rows)
 
 
 def evaluation_seed(job: Job, seed: int | None) -> int:
     """The seed of episodes that are played for their score or their looks: the user's, or the run's."""
+    require("seed", seed, seed is None or 0 <= seed < 2**31, "between 0 and 2147483647")
     return EVALUATION_SEED + (job.train.seed if seed is None else seed)
 
 
@@ -337,6 +342,15 @@ def _score(values: torch.Tensor, lengths: torch.Tensor, rate: bool | None = None
 def _number(value: float, digits: int = 3) -> str:
     """A number in few digits, without powers of ten unless it is huge."""
     return f"{value:.0f}" if 10**digits <= abs(value) < 1e7 else f"{value:.{digits}g}"
+
+
+def _finite(value: Any) -> Any:
+    """The same for JSON, which has no word for what is not a number."""
+    if isinstance(value, Mapping):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _plain(scores: Mapping[str, Score]) -> dict[str, dict[str, Any]]:

@@ -174,7 +174,7 @@ class RunFolder:
                 raise ShoalError(f"{self.path} holds no checkpoint yet.")
             return self.checkpoints / name
         kept = self._kept()
-        if which.isdigit() and int(which) in kept:
+        if which.isdecimal() and int(which) in kept:
             return kept[int(which)]
         known = ", ".join(map(str, kept))
         raise ShoalError(f"{self.path} has no checkpoint {which!r}; choose best, last or one of: {known}.")

@@ -1,11 +1,10 @@
 """What a run costs in memory, told before anything is allocated, and how many envs fit."""
 
-import os
 from dataclasses import dataclass, replace
 
 import torch
 
-from shoal.core.store import full_device
+from shoal.core.store import SHARE, free_memory, full_device
 from shoal.core.world import World
 from shoal.core.wrappers import FrameStack, Wrapper
 from shoal.errors import ShoalError
@@ -21,9 +20,6 @@ from shoal.worlds import world_class
 
 COUNTED = 16
 """Envs of the copy, without memory of its own, that the bytes are counted in."""
-
-SHARE = {"cpu": 0.5, "cuda": 0.88}
-"""How much of the free memory a run may plan with: allocators and libraries need some too."""
 
 BYTES_PER_ACTING = 6
 """What a number between two layers costs while a policy acts."""
@@ -180,16 +176,6 @@ def most_envs(job: Job) -> int:
         step *= -(-1024 // step)
         count = count // step * step
     return count
-
-
-def free_memory(device: str) -> int:
-    """Bytes that a run may plan with on a device."""
-    kind = torch.device(device).type
-    if kind == "cuda":
-        free = torch.cuda.mem_get_info(torch.device(device))[0]
-    else:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return int(SHARE[kind] * free)
 
 
 def out_of_memory(job: Job) -> ShoalError:

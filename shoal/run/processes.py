@@ -90,6 +90,13 @@ def find_place() -> Place | None:
     """Where torchrun or SLURM has put this process; None if neither has started it."""
     env = os.environ
     if "RANK" in env and "WORLD_SIZE" in env:
+        if not (
+            env["RANK"].isdecimal() and env["WORLD_SIZE"].isdecimal() and int(env["RANK"]) < int(env["WORLD_SIZE"])
+        ):
+            raise ShoalError(
+                f"RANK must be a number below WORLD_SIZE, got {env['RANK']!r} and {env['WORLD_SIZE']!r}; unset both to "
+                "train alone."
+            )
         rank, size = int(env["RANK"]), int(env["WORLD_SIZE"])
         launch = env.get("TORCHELASTIC_RUN_ID", "none")
         if launch == "none":  # torchrun's default; its process stays the same through restarts

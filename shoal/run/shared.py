@@ -8,7 +8,7 @@ it goes on with what they are now (Mnih et al. 2016). Nobody waits for anybody e
 import copy
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -41,9 +41,10 @@ class SharedTrainer(Counted):
         for part in self.parts:
             part.processes = Processes()
             self._join(part)
-        self._at_work = [threading.Lock() for _ in self.parts]
-        """Held by those that are in the middle of an iteration."""
         self._changed = threading.Condition()
+        self._at_work = 0
+        """Parts in the middle of an iteration."""
+        self._paused = False
         self.iteration = self._done = self._begun = 0
         """Iterations of all parts together."""
         self._fault: BaseException | None = None
@@ -62,6 +63,10 @@ class SharedTrainer(Counted):
                     module.merge = _one_at_a_time(module.merge, self._turn)
         for name, learner in part.learners.items():
             learner.optimiser.step = _Step(self, self.optimisers[name], learner.optimiser)
+            shared = self.learners[name].reward_moments
+            if learner.reward_moments is not shared:
+                share_buffers(learner.reward_moments, shared)
+            learner.reward_moments.merge = _one_at_a_time(learner.reward_moments.merge, self._turn)
 
     # --- work: a thread for each part -------------------------------------------------------------------------------
 
@@ -69,19 +74,22 @@ class SharedTrainer(Counted):
         part = self.parts[index]
         try:
             while True:
-                with self._at_work[index]:
-                    with self._changed:
-                        if self._closing or self._begun >= self.job.train.iterations * len(self.parts):
-                            return
-                        self._begun += 1
-                        part.iteration = self.iteration
-                    part.iterate()
                 with self._changed:
+                    self._changed.wait_for(lambda: self._closing or not self._paused)
+                    if self._closing or self._begun >= self.job.train.iterations * len(self.parts):
+                        return
+                    self._begun += 1
+                    self._at_work += 1
+                    part.iteration = self.iteration
+                part.iterate()
+                with self._changed:
+                    self._at_work -= 1
                     self._done += 1
                     self.iteration = self._done // len(self.parts)
                     self._changed.notify_all()
         except BaseException as error:
             with self._changed:
+                self._at_work -= 1
                 self._fault = error
                 self._changed.notify_all()
 
@@ -107,15 +115,21 @@ class SharedTrainer(Counted):
     @contextmanager
     def still(self) -> Iterator[None]:
         """All parts wait between two of their iterations."""
-        with ExitStack() as stack:
-            for lock in self._at_work:
-                stack.enter_context(lock)
+        with self._changed:
+            self._paused = True
+            self._changed.wait_for(lambda: not self._at_work)
+        try:
             yield
+        finally:
+            with self._changed:
+                self._paused = False
+                self._changed.notify_all()
 
     def close(self) -> None:
         """End the threads and let go of the worlds."""
         with self._changed:
             self._closing = True
+            self._changed.notify_all()
         for thread in self._threads:
             thread.join()
         for part in self.parts:
@@ -137,8 +151,10 @@ class SharedTrainer(Counted):
 
     def check_finite(self) -> None:
         """Stop if steps were refused for a gradient that is not finite; say where it came from."""
-        for part in self.parts:
-            part.check_finite()
+        if any(int(optimiser.bad_steps) for optimiser in self.optimisers.values()):
+            # Whose newest rollout shows what was wrong speaks first.
+            for part in sorted(self.parts, key=lambda part: part.is_finite):
+                part.check_finite()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """All tensors that the next iteration depends on: envs of all parts along their axes, shared ones once."""
@@ -146,6 +162,8 @@ class SharedTrainer(Counted):
         found = {}
         for name, tensor in states[0].items():
             found[name] = torch.cat([s[name] for s in states], axes[name]) if name in axes else tensor
+        # Noise is drawn by env and rollout: nobody is to draw again what somebody with more rollouts has drawn.
+        found["collector.counter"] = torch.stack([s["collector.counter"] for s in states]).amax(0)
         return {**found, **self._shared_state()}
 
     def _shared_state(self) -> dict[str, torch.Tensor]:

@@ -131,7 +131,7 @@ def resume(
     if total_steps is not None:
         config = replace(config, total_steps=to_count("total_steps", total_steps))
     if processes is not None or gpus is not None:
-        config = replace(config, processes=processes or 1, gpus=gpus)
+        config = replace(config, processes=1 if processes is None else processes, gpus=gpus)
     config = settled(replace(config, quiet=quiet or config.quiet))
     job = replace(job, train=config)
     job.check_samples()
@@ -391,14 +391,14 @@ class _Session:
         except torch.cuda.OutOfMemoryError:
             raise out_of_memory(self.share) from None
         finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
             if self.writer is not None:
                 self.writer.close()
             self.progress.close()
             self.trainer.close()
             if self.stage is not None:
                 self.stage.close()
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
         if self.signal is not None:
             raise Stopped(self.signal, self.folder.path)
         return Run(self.folder, self.job, by_group(self.job, self.trainer.policies))
@@ -434,6 +434,7 @@ class _Session:
             self._log()
         with trainer.still():
             self._checkpoint(final=True)
+            trainer.close()  # before anybody begins another rollout
 
     def _log(self) -> None:
         trainer = self.trainer

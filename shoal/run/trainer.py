@@ -200,6 +200,11 @@ class Trainer(Counted):
                     state,
                 )
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether the newest rollout is as it should be."""
+        return all(self._blame(name) is None for name in self.learners)
+
     def _blame(self, name: str) -> tuple[str, dict[str, Any]] | None:
         """Which env gave what is not finite, and its state; None if the newest rollout is as it should be."""
         rollout = self.learners[name].rollout

