@@ -1,7 +1,9 @@
 """The store: the single owner of every array of a world, seen by torch and by Warp as the same memory."""
 
 import os
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -113,8 +115,17 @@ def free_memory(device: str | torch.device) -> int:
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
     else:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        free = _available()
     return int(SHARE[device.type] * free)
+
+
+def _available() -> int:
+    """Bytes of the machine's memory that programs can still have, what is only cached included."""
+    try:
+        found = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
+    except OSError:
+        found = None
+    return 1024 * int(found[1]) if found else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def full_device(device: str | torch.device) -> torch.device:

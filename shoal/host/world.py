@@ -508,7 +508,10 @@ class HostWorld(World):
     def picture(self, canvas, env: int) -> None:
         if not isinstance(self.engine, Serial):
             raise ShoalError(f"{self.name}: only envs in this process can be looked at (--batch serial).")
-        image = self.engine.envs.envs[env].render()
+        try:
+            image = self.engine.envs.envs[env].render()
+        except NotImplementedError:
+            raise ShoalError(f"{self.kind}:{self.env_name} gives no picture: it has no render().") from None
         if image is None:
             raise ShoalError(f"{self.kind}:{self.env_name} gives no picture: its render() returned nothing.")
         canvas.paste(np.asarray(image))

@@ -87,10 +87,10 @@ class Episodes:
 
 @lru_cache(4096)
 def scene_name(source: str) -> str:
-    """What a scene is called in a dataset: `gibson/Adrian.glb` is Adrian, `house:7@0` is house-7@0."""
+    """What a scene is called in a dataset: `a/Adrian.glb` is Adrian, `house:7@0` house-7@0, `house:7@1` house-7."""
     name = re.split(r"[\\/]", str(source))[-1]
     ending = next((ending for ending in ENDINGS if name.lower().endswith(ending)), "")
-    return name[: len(name) - len(ending)].removesuffix(".basis").replace(":", "-")
+    return name[: len(name) - len(ending)].removesuffix(".basis").removesuffix("@1").replace(":", "-")
 
 
 # --- axes ----------------------------------------------------------------------------------------------------------
@@ -150,8 +150,12 @@ def check_scenes(
     """Refuse scenes that have no episodes, by name; `there` are the scenes that have some, if not just these."""
     missing = [scene for name, scene in _by_name(scenes).items() if name not in episodes]
     if missing:
-        held = _listed(sorted(there or episodes))
-        raise ShoalError(f"{file or 'The episode file'} has no episodes of {_listed(missing)}; it has those of {held}.")
+        held = sorted(there or episodes)
+        plain = {name.partition("@")[0] for name in held}
+        other = any(scene_name(scene).partition("@")[0] in plain for scene in missing)
+        hint = ", in another detail: play with --detail 1, or draw them as house:7@0" if other else ""
+        file = file or "The episode file"
+        raise ShoalError(f"{file} has no episodes of {_listed(missing)}; it has those of {_listed(held)}{hint}.")
 
 
 def _by_name(scenes: Sequence[str]) -> dict[str, str]:
@@ -338,8 +342,8 @@ def check_episodes(finder: Pathfinder, episodes: Episodes) -> Episodes:
         if not away[i] <= NEAR:
             what = "start_position" if i < count else "goal"
             x, y, z = to_habitat(given[i : i + 1].numpy())[0]
-            far = f"{what} ({x:.2f}, {y:.2f}, {z:.2f}) is {away[i]:.1f} m from walkable floor, more than {NEAR} m"
-            episodes.refuse(i % count, f"cannot be played: its {far}; is it another version of the scene, or its unit?")
+            far = f"{what} ({x:.2f}, {y:.2f}, {z:.2f}) is {away[i]:.2f} m from walkable floor, more than {NEAR} m"
+            episodes.refuse(i % count, f"cannot be played: its {far}; the scene may be another version, or unit")
     apart = np.flatnonzero(island[:count] != island[count:])
     if len(apart):
         episodes.refuse(apart[0], "cannot be played: no way leads from its start to its goal; they are on two islands")

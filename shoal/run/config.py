@@ -6,7 +6,7 @@ import os
 import shutil
 from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import tyro
 
@@ -172,6 +172,8 @@ class TrainConfig:
             raise ShoalError(f"--time-limit must be at least 1, got {self.time_limit}.")
         if not 0 <= self.seed < 2**31:
             raise ShoalError(f"--seed must be between 0 and 2147483647, got {self.seed}.")
+        if self.log_every < 0:
+            raise ShoalError(f"--log-every must not be negative, got {self.log_every}.")
         if self.eval_episodes < 0:
             raise ShoalError(f"--eval-episodes must not be negative, got {self.eval_episodes}.")
         if self.checkpoint_every is not None and self.checkpoint_every < 1:
@@ -388,6 +390,7 @@ def parse_job(world: str, arguments: list[str], command: str = "shoal train") ->
     arguments = _spelled_out(
         arguments, cls.Config, {f.name for kind in (TrainConfig, learn_class) for f in fields(kind)}
     )
+    arguments = _with_none(arguments, [TrainConfig, learn_class])
     options = make_dataclass(
         "Options",
         [
@@ -408,6 +411,21 @@ def parse_job(world: str, arguments: list[str], command: str = "shoal train") ->
     chosen = () if parsed.train.per_group == shipped else parsed.train.per_group
     train = replace(parsed.train, per_group=_joined(shipped, chosen, given))
     return _settled(Job(full_path(world), train, parsed.learn, parsed.world), device)
+
+
+def _with_none(arguments: list[str], kinds: list[Any]) -> list[str]:
+    """`--huber none` means None, where a setting can be that and not the word."""
+    hints = {name: hint for kind in kinds for name, hint in get_type_hints(kind).items()}
+    flags = {f"--{name.replace('_', '-')}" for name, hint in hints.items() if type(None) in get_args(hint)}
+    found: list[str] = []
+    for word in arguments:
+        name, _, value = word.partition("=")
+        if word.lower() == "none" and found and found[-1] in flags:
+            word = "None"
+        elif value.lower() == "none" and name in flags:
+            word = f"{name}=None"
+        found.append(word)
+    return found
 
 
 def _joined(shipped: tuple[str, ...], chosen: tuple[str, ...], given: Any) -> tuple[str, ...]:

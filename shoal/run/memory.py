@@ -1,5 +1,6 @@
 """What a run costs in memory, told before anything is allocated, and how many envs fit."""
 
+import os
 from dataclasses import dataclass, replace
 
 import torch
@@ -48,10 +49,25 @@ class Estimate:
     reserved: int
     """Whatever the number of envs."""
     free: int
+    on_gpu: bool = False
 
     @property
     def per_env(self) -> int:
         return self.state + self.rollout + self.acting
+
+    @property
+    def needed(self) -> int:
+        """Bytes of all."""
+        return self.num_envs * self.per_env + min(self.num_envs * self.update, self.update_limit) + self.replay
+
+    def check(self) -> None:
+        """Refuse what the whole machine has no room for, before it is asked for and takes everything else down."""
+        whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if not self.on_gpu and self.needed > whole:
+            raise ShoalError(
+                f"{self.num_envs:,} envs take {size(self.needed)}, and this machine has {size(whole)}; "
+                f"about {self.fits:,} envs fit: choose a smaller --num-envs, or auto."
+            )
 
     @property
     def fits(self) -> int:
@@ -130,6 +146,7 @@ def estimate(job: Job, free: int | None = None) -> Estimate:
         replay=replay,
         reserved=RESERVED[kind],
         free=free_memory(job.train.device) if free is None else free,
+        on_gpu=job.train.device.startswith("cuda"),
     )
 
 

@@ -258,6 +258,12 @@ def load_run(
             raise unknown("group to load:", name, played)
         guest = load_run(other, device=wanted)
         played[name] = guest.policies[same_group(guest.job, name, other)]
+        own, its = world.group(name), played[name].group
+        if (own.seen.shape, own.action) != (its.seen.shape, its.action):
+            raise ShoalError(
+                f"{other} cannot play for {name}, who sees {tuple(own.seen.shape)} and does {own.action}: it sees "
+                f"{tuple(its.seen.shape)} and does {its.action}."
+            )
     for name in random:
         if name not in played:
             raise unknown("group to play at random:", name, played)
@@ -321,7 +327,9 @@ class _Session:
         start = time.monotonic()
         self.share = processes.share(job)
         """The job as this process alone would have it, to tell what it costs."""
-        self.progress.say(("each process: " if processes.size > 1 else "") + str(estimate(self.share)))
+        costs = estimate(self.share)
+        self.progress.say(("each process: " if processes.size > 1 else "") + str(costs))
+        costs.check()
         self.progress.say("compiling kernels (seconds the first time, cached afterwards)")
         try:
             self.trainer = make_trainer(job, processes)
