@@ -294,6 +294,8 @@ def pick_device(name: str, flag: str = "--device") -> str:
 
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "gpu":
+        raise ShoalError(f"{flag} gpu: a GPU is called cuda here.")
     try:
         device = torch.device(name)
     except RuntimeError:

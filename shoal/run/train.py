@@ -222,10 +222,10 @@ def _of_this_launch(job: Job) -> RunFolder | None:
 
 
 def _refuse_finished(folder: RunFolder, steps: int, total_steps: int) -> None:
-    """A run that has come to its end needs a new one."""
+    """A run that has come to its end, or beyond another one, needs a later one."""
     if steps >= total_steps:
         raise ShoalError(
-            f"{folder.path} is finished ({steps} of {total_steps} env steps); give a larger --total-steps to train on."
+            f"{folder.path} has made {steps} of {total_steps} env steps; give a larger --total-steps to train on."
         )
 
 

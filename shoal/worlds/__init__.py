@@ -52,6 +52,8 @@ def world_class(name: str) -> Any:
         return host_world(kind, rest)
     if colon:
         return _own(full_path(name))
+    if name.endswith(".py"):
+        raise ShoalError(f"{name} may hold many things; say which one is the world: {name}:NAME.")
     if name not in WORLDS:
         raise unknown("world", name, WORLDS)
     module, attribute, _ = WORLDS[name]

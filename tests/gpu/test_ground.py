@@ -47,8 +47,11 @@ def test_a_scene_of_the_cache_holds_up_nobody(tmp_path):
         torch.cuda.set_sync_debug_mode("default")
     after = [part[row] for part in (site.ground.height, site.ground.clearance, site.ground.region)]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-    count = int(site.standing_count[row])
-    assert site.standing[row, :count].tolist() == site.ground.standing(row, SMALLEST_REGION).tolist()
+    stands = site.ground.standing(row, SMALLEST_REGION)
+    assert sorted(site.standing[row, : len(stands)].tolist()) == stands.tolist()
+    region = site.ground.region[row][site.standing[row].long()]
+    for first, count in site.goal_starts[row].tolist():
+        assert region[first : first + count].unique().numel() == 1
     finder = Pathfinder(site.ground, row)
     assert finder.is_navigable(site.fields.goal[row]).all()
     site.close()

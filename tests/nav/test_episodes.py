@@ -326,7 +326,7 @@ def test_starts_and_goals_are_put_on_the_floor():
         (
             (2.0, 2.0, 0.0),
             (2.0, 4.0, 1.5),
-            r"episode e1 of room\.obj .* its goal \(2\.00, 1\.50, -4\.00\) is 1\.5 m from",
+            r"episode e1 of room\.obj .* its goal \(2\.00, 1\.50, -4\.00\) is 1\.50 m from",
         ),
         ((2.0, 2.0, 0.0), (3e38, 4.0, 0.0), "episode e1 .* goal"),
         ((2.0, 2.0, 0.0), (8.0, 2.0, 0.0), r"val\.json\.gz: episode e1 of room\.obj .* islands"),

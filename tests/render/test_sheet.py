@@ -75,7 +75,7 @@ def test_scene_info_tells_what_there_is(capsys):
         (["scene", "rendr", "house:7"], "did you mean 'scene render'"),
         (["scene", "info", "nowhere.glb"], "There is no file nowhere.glb"),
         (["scene", "render", "house:7@0", "--size", "big"], "192x144"),
-        (["scene", "render", "house:7@0", "--out", "sheet.doc", "--size", "8"], ".png or .jpg"),
+        (["scene", "render", "house:7@0", "--out", "sheet.doc", "--size", "8"], ".png, .jpg or .jpeg"),
         (["scene", "render", "house:7@0", "--views", "0"], "at least one view"),
         (["bench", "render", "--movers", "-1"], "--movers"),
         (["bench", "render", "--scene", "house:7@0", "--outputs", "dept"], "did you mean 'depth'"),

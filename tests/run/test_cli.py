@@ -45,6 +45,10 @@ def test_list_names_every_world(capsys):
             "choose one of: FILE.py:NAME, auto, impala, mlp, nature",
         ),
         (["train", "nowhere.py:World"], "There is no file"),
+        (["train", "cartpole", "--num-envs", "1e9", "--run-dir", "{tmp}/run"], "1,000,000,000 envs take"),
+        (["train", "cartpole", "--log-every", "-1"], "--log-every must not be negative"),
+        (["train", "gym:CartPole-v1", "--turns", "255"], "--turns must be at most 254"),
+        (["bench", "cartpole", "--seconds", "0"], "--seconds must be above 0"),
         (["train", "--seed", "1"], "wants the world first"),
         (["eval", "{tmp}/none"], "There is no run folder"),
         (["resume", "{tmp}"], "is not a run"),
@@ -54,6 +58,34 @@ def test_bad_input_exits_2_with_one_sentence(words, answer, tmp_path, capsys):
     assert main([word.replace("{tmp}", str(tmp_path)) for word in words]) == 2
     error = capsys.readouterr().err
     assert answer in error
+
+
+def test_a_file_that_cannot_be_written_is_refused_and_scores_are_told_all_the_same(tmp_path, capsys):
+    run, other = str(tmp_path / "run"), str(tmp_path / "other")
+    quick = ["--total-steps", "1000", "--num-envs", "8", "--eval-episodes", "0", "--quiet"]
+    assert main(["train", "cartpole", *quick, "--run-dir", run]) == 0
+    assert main(["train", "acrobot", *quick, "--target-kl", "none", "--run-dir", other]) == 0
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.json").mkdir()
+    capsys.readouterr()
+    for words, answer in [
+        (["eval", run, "--episodes", "2", "--out", f"{tmp_path}/folder.json"], "it is a folder"),
+        (["eval", run, "--episodes", "2", "--out", f"{tmp_path}/file/x.json"], "cannot be written"),
+        (["eval", run, "--seed", "-1"], "--seed must be between"),
+        (["eval", run, "--load", f"cart={other}"], "cannot play for cart"),
+        (["record", run, "--out", f"{tmp_path}/file/x.png"], "cannot be written"),
+        (["plot", run, "--out", f"{tmp_path}/x.txt"], "A picture ends in .png"),
+        (["plot", run, "--out", f"{tmp_path}/file/x.png"], "cannot be written"),
+    ]:
+        assert main(words) == 2
+        assert answer in capsys.readouterr().err
+    full = Path("/dev/full")  # can be opened, but nothing fits
+    if full.exists():
+        (tmp_path / "full.json").symlink_to(full)
+        assert main(["eval", run, "--episodes", "2", "--out", f"{tmp_path}/full.json"]) == 2
+        told = capsys.readouterr()
+        assert "cannot be written" in told.err
+        assert told.out.startswith("mean ")
 
 
 @pytest.mark.parametrize("flag", [["--num-env", "3"], ["--total-steps", "many"]])
@@ -76,7 +108,7 @@ def test_train_then_eval_then_resume_from_the_command_line(tmp_path):
     shoal("resume", run, "--total-steps", "1024", check=True)
     again = shoal("resume", run)
     assert again.returncode == 2
-    assert "is finished" in again.stderr
+    assert "give a larger --total-steps" in again.stderr
 
 
 def test_a_world_and_a_network_of_ones_own(tmp_path):
