@@ -16,6 +16,7 @@ import torch.multiprocessing as multiprocessing
 
 import shoal
 from shoal.errors import ShoalError
+from shoal.learn import policy_gradient
 from shoal.run.checkpoint import load_checkpoint
 from shoal.run.config import make_job
 from shoal.run.folder import RunFolder
@@ -101,6 +102,22 @@ def trained(processes: Processes, world: str, settings: dict, iterations: int, s
     ]
     trainer.world.close()
     return plain(state), own, metrics
+
+
+def passes(processes: Processes) -> int:
+    """Samples per pass of a heavy network, where the second process has twice as many cores as the first."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(policy_gradient, "cpu_threads", lambda: 1 + processes.rank)
+        settings = SMALL | dict(hidden=(2048, 2048), normalise_observation=True, minibatches=2, epochs=1, compile="off")
+        trainer = Trainer(make_job("cartpole", **settings, total_steps=10 * STEPS), processes)
+        trainer.iterate()
+        trainer.close()
+        return trainer.learners["cart"].pass_size
+
+
+def test_processes_with_unequal_cores_work_in_equal_passes(pair):
+    one, two = pair.run(passes)
+    assert one == two == STEPS // 2 // 2 // 2  # of a process's half of a mini-batch, half for each of two cores
 
 
 def assert_close(one: dict, other: dict, tolerance: float = 2e-5) -> None:
@@ -224,6 +241,14 @@ def test_all_processes_blame_the_same_env(pair):
 
 
 # --- where a process stands -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rank", "size"), [("2", "2"), ("0", "two"), ("-1", "2")])
+def test_a_place_that_cannot_be_is_refused(monkeypatch, rank, size):
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", size)
+    with pytest.raises(ShoalError, match="RANK must be a number below WORLD_SIZE"):
+        find_place()
 
 
 def test_place_in_a_slurm_job(monkeypatch):
