@@ -100,7 +100,9 @@ def _to_the_end(train: Callable) -> int:
         return 0
     scores = run.folder.scores()
     if scores:
-        print(f"evaluation: {scores[-1]['mean']:.2f} (best {max(row['mean'] for row in scores):.2f})")
+        from shoal.run.folder import best_of
+
+        print(f"evaluation: {scores[-1]['mean']:.2f} (best {best_of(scores)['mean']:.2f})")
     print(f"results: {run.path}")
     print(f"next: shoal eval {run.path}   shoal record {run.path}   shoal plot {run.path}")
     return 0

@@ -131,7 +131,7 @@ class RunFolder:
         row["reports"] = {name: score.mean for name, score in scores.reports.items()}
         with (self.path / "eval.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
-        best = _best([*earlier, row]) is row
+        best = best_of([*earlier, row]) is row
         if best and checkpoint is not None:
             self._point("best", checkpoint)
         return best
@@ -158,7 +158,7 @@ class RunFolder:
             self._point("last", kept[steps])
         scored = [row for row in self.scores() if row["steps"] in kept]
         if scored:
-            self._point("best", kept[_best(scored)["steps"]])
+            self._point("best", kept[best_of(scored)["steps"]])
         else:
             (self.path / "best").unlink(missing_ok=True)
 
@@ -190,7 +190,7 @@ class RunFolder:
         return Path(os.readlink(link)).name if link.is_symlink() and link.exists() else None
 
 
-def _best(scores: list[dict[str, Any]]) -> dict[str, Any]:
+def best_of(scores: list[dict[str, Any]]) -> dict[str, Any]:
     """The row with the highest mean; where several groups play, whose returns depend on one another, the newest."""
     return scores[-1] if len(scores[-1]["groups"]) > 1 else max(scores, key=lambda row: row["mean"])
 
