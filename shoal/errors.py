@@ -1,4 +1,4 @@
-"""The one error that is meant for the person at the keyboard."""
+"""The one error that is meant for the person at the keyboard, and checks that raise it."""
 
 import difflib
 from collections.abc import Iterable, Iterator

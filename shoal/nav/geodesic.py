@@ -74,10 +74,9 @@ class FieldMemory:
 
 
 @wp.func
-def shares_clear(ground: Ground, row: int, i: int, k: int) -> bool:
+def shares_clear(ground: Ground, row: int, i: int, other: int, k: int) -> bool:
     """Whether a cell that an agent can stand on lies beside both cell `i` and its k-th neighbour, along x or y."""
     across = wp.where(k < 2, 2, 0)
-    other = neighbour(ground, row, i, k)
     shared = bool(False)
     for side in range(2):
         shared = shared or is_clear(ground, row, neighbour(ground, row, i, across + side))
@@ -85,34 +84,42 @@ def shares_clear(ground: Ground, row: int, i: int, k: int) -> bool:
     return shared
 
 
+@wp.func
+def is_floor(ground: Ground, row: int, i: int) -> bool:
+    """Whether a cell belongs to a region; there is none at -1."""
+    found = bool(False)
+    if i >= 0:
+        found = ground.region[row, i] >= 0
+    return found
+
+
+@wp.func
+def is_linked(ground: Ground, row: int, i: int, other: int, k: int) -> bool:
+    """Whether an agent can go from cell `i` to its k-th neighbour, of the same region.
+
+    Between two cells of the margin, where it cannot stand in the middle, only along the edge of the same floor; around
+    a corner between floor and margin, if one of the two cells beside the diagonal is of the floor.
+    """
+    inside = int(is_clear(ground, row, i)) + int(is_clear(ground, row, other))
+    if k < 4:
+        return inside > 0 or shares_clear(ground, row, i, other, k)
+    if inside == 2:
+        return can_cross(ground, row, i, other, k)
+    beside = beside_diagonal(ground, row, i, k)
+    return inside == 1 and (is_floor(ground, row, beside[0]) or is_floor(ground, row, beside[1]))
+
+
 @wp.kernel
 def find_links(first: int, ground: Ground, row: int, links: wp.array2d(dtype=int)):
-    """The cells around each that an agent can go to; -1 for none.
-
-    Between two cells of the margin, where it cannot stand in the middle, only along the edge of the same floor.
-    """
+    """The cells around each that an agent can go to; -1 for none."""
     i = first + wp.tid()
     for k in range(8):
         link = int(-1)
         if ground.region[row, i] >= 0:
             other = neighbour(ground, row, i, k)
-            if other >= 0:
-                if ground.region[row, other] == ground.region[row, i]:
-                    inside = int(is_clear(ground, row, i)) + int(is_clear(ground, row, other))
-                    goes = bool(True)
-                    if k < 4 and inside == 0:
-                        goes = shares_clear(ground, row, i, k)
-                    elif k >= 4 and inside == 2:
-                        goes = can_cross(ground, row, i, other, k)
-                    elif k >= 4:
-                        # Around a corner one of the two cells beside the diagonal must be of the floor.
-                        beside = beside_diagonal(ground, row, i, k)
-                        goes = False
-                        for side in range(2):
-                            if beside[side] >= 0 and inside == 1:
-                                goes = goes or ground.region[row, beside[side]] >= 0
-                    if goes:
-                        link = other
+            if is_floor(ground, row, other):
+                if ground.region[row, other] == ground.region[row, i] and is_linked(ground, row, i, other, k):
+                    link = other
         links[i, k] = link
 
 

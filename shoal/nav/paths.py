@@ -64,30 +64,25 @@ class Floor:
     def around(self, cell: int) -> np.ndarray:
         """int [8]: the cells around one that an agent can go to, -1 for none; as `geodesic.find_links` has them."""
         region, clear = self.region.reshape(-1), self.clearance.reshape(-1)
-        found = self.beside(cell)
-        near = np.where(found >= 0, clear[found], 0.0)
-        least = self.radius - CLOSE
-        for k, other in enumerate(found):
+        beside, least = self.beside(cell), self.radius - CLOSE
+        near = np.where(beside >= 0, clear[beside], 0.0)
+
+        def goes(k: int, other: int) -> bool:
             if other < 0 or region[other] != region[cell]:
-                found[k] = -1
-                continue
+                return False
             inside = int(clear[cell] >= least) + int(near[k] >= least)
-            corners = np.array([0 if AROUND[k, 0] > 0 else 1, 2 if AROUND[k, 1] > 0 else 3])
-            if k < 4 and inside == 0:
+            corners = [0 if AROUND[k, 0] > 0 else 1, 2 if AROUND[k, 1] > 0 else 3]
+            if k < 4:
                 across = [2, 3] if k < 2 else [0, 1]
-                sides = np.concatenate([self.beside(cell)[across], self.beside(other)[across]])
-                goes = (clear[sides[sides >= 0]] >= least).any()
-            elif k >= 4 and inside == 2:
+                sides = np.concatenate([beside[across], self.beside(other)[across]])
+                return inside > 0 or bool((clear[sides[sides >= 0]] >= least).any())
+            if inside == 2:
                 a, b, (c, d) = clear[cell], near[k], near[corners]
-                goes = max(c, d) >= least or (a * b - c * d) / (a + b - c - d) >= least
-            elif k >= 4:
-                sides = self.beside(cell)[corners]
-                goes = inside == 1 and (region[sides[sides >= 0]] >= 0).any()
-            else:
-                goes = True
-            if not goes:
-                found[k] = -1
-        return found
+                return bool(max(c, d) >= least or (a * b - c * d) / (a + b - c - d) >= least)
+            sides = beside[corners]
+            return inside == 1 and bool((region[sides[sides >= 0]] >= 0).any())
+
+        return np.array([other if goes(k, other) else -1 for k, other in enumerate(beside)])
 
     def middles(self, cells: np.ndarray) -> np.ndarray:
         """[n, 3]: the middles of cells, on their floor [m]."""

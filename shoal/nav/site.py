@@ -40,13 +40,18 @@ class Site:
         self.rng = torch.Generator().manual_seed(seed)
         memory = self.pool.memory
         first = [memory.scene(row) for row in range(memory.rows) if memory.scene(row)]
-        rows = memory.rows
         try:
-            cells = GroundMemory.cells_for(first, cell, memory.device, rows, goals, ROOM)
+            cells = GroundMemory.cells_for(first, cell, memory.device, memory.rows, goals, ROOM)
+            self._make_tables(GroundMemory(memory, cells, body, cell), goals)
+            for row in self.pool.active:
+                self.survey(row)
         except ShoalError:
             self.pool.close()
             raise
-        self.ground = GroundMemory(memory, cells, body, cell)
+        self.pool.before_use = self.survey
+
+    def _make_tables(self, ground: GroundMemory, goals: int) -> None:
+        self.ground, rows, device = ground, ground.memory.rows, ground.device
         self.fields = FieldMemory(self.ground, goals)
         self.standing = torch.zeros(rows, self.ground.cells, dtype=torch.int32, device=device)
         """int32 [rows, cells]: cells to start from, one region after the other."""
@@ -56,13 +61,6 @@ class Site:
         """int32 [rows]: how many goals, from the first on, are those of an episode with a start of its own."""
         self.episode_start = torch.zeros(rows, goals, 4, device=device)
         """float32 [rows, goals, 4]: place and yaw where the episode with that goal begins."""
-        try:
-            for row in self.pool.active:
-                self.survey(row)
-        except ShoalError:
-            self.pool.close()
-            raise
-        self.pool.before_use = self.survey
 
     def survey(self, row: int) -> None:
         """Find the ground of a scene that has come, take or draw its goals and solve their fields."""

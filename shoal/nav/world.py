@@ -311,8 +311,7 @@ class NavWorld(KernelWorld):
         if config.test_scenes:
             return self._expand([s.strip() for s in config.test_scenes.split(",")])
         others = self._expand(list(dict.fromkeys(_unseen(source) for source in sources)))
-        made = tuple(f"{building}:" for building in BUILDINGS)
-        seen = {scene for scene in self._expand(sources) if scene.startswith(made)}
+        seen = set(filter(_is_built, self._expand(sources)))
         if not (unseen := [scene for scene in others if scene not in seen]):
             raise ShoalError(f"--scenes {config.scenes} leaves none to evaluate in; name some: --test-scenes.")
         return unseen
@@ -321,8 +320,7 @@ class NavWorld(KernelWorld):
         """Single scenes, the procedural ones in the detail that is asked for."""
         detail = self.config.detail
         if detail != 1.0:
-            made = tuple(f"{building}:" for building in BUILDINGS)
-            sources = [f"{s}@{detail:g}" if s.startswith(made) and "@" not in s else s for s in sources]
+            sources = [f"{s}@{detail:g}" if _is_built(s) and "@" not in s else s for s in sources]
         return expand(sources)
 
     @property
@@ -500,11 +498,16 @@ class NavWorld(KernelWorld):
         plans[key]()
 
 
+def _is_built(source: str) -> bool:
+    """Whether scenes are procedural, not files."""
+    return source.partition(":")[0] in BUILDINGS
+
+
 def _unseen(source: str) -> str:
     """Scenes of the same kind that no training sees, where there are any."""
-    building, _, rest = source.partition(":")
-    if building not in BUILDINGS:
+    if not _is_built(source):
         return source
+    building, _, rest = source.partition(":")
     _, at, detail = rest.partition("@")
     return f"{building}:test{at}{detail}"
 

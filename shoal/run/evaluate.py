@@ -272,10 +272,10 @@ def evaluate(
 
 def _evaluation(rows: list[dict[str, Any]]) -> Evaluation:
     """Scores of the figures of episodes, over all and by scene."""
-    length = torch.tensor([float(row["length"]) for row in rows]).double()
+    length = torch.tensor([row["length"] for row in rows], dtype=torch.float64)
 
     def figures(kind: str) -> dict[str, torch.Tensor]:
-        return {name: torch.tensor([row[kind][name] for row in rows]).double() for name in rows[0][kind]}
+        return {name: torch.tensor([row[kind][name] for row in rows], dtype=torch.float64) for name in rows[0][kind]}
 
     returns, reports = figures("returns"), figures("reports")
     scenes = [row.get("scene") for row in rows]

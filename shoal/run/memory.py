@@ -56,9 +56,14 @@ class Estimate:
         return self.state + self.rollout + self.acting
 
     @property
+    def updates(self) -> int:
+        """Bytes of an update of all envs."""
+        return min(self.update_limit, self.num_envs * self.update)
+
+    @property
     def needed(self) -> int:
         """Bytes of all."""
-        return self.num_envs * self.per_env + min(self.num_envs * self.update, self.update_limit) + self.replay
+        return self.num_envs * self.per_env + self.updates + self.replay
 
     def check(self) -> None:
         """Refuse what the whole machine has no room for, before it is asked for and takes everything else down."""
@@ -84,7 +89,7 @@ class Estimate:
             f"({size(self.state)} state, {size(self.rollout)} rollout, {size(self.acting)} acting), "
             f"{size(self.num_envs * self.per_env)} in all, "
             f"{f'{size(self.replay)} of replay ' if self.replay else ''}"
-            f"and {size(min(self.update_limit, self.num_envs * self.update))} for updates; "
+            f"and {size(self.updates)} for updates; "
             f"about {self.fits:,} envs fit"
         )
 
@@ -146,7 +151,7 @@ def estimate(job: Job, free: int | None = None) -> Estimate:
         replay=replay,
         reserved=RESERVED[kind],
         free=free_memory(job.train.device) if free is None else free,
-        on_gpu=job.train.device.startswith("cuda"),
+        on_gpu=kind == "cuda",
     )
 
 

@@ -76,8 +76,8 @@ def expand(sources: str | Iterable[str]) -> list[str]:
 def check_there(sources: Iterable[str]) -> None:
     """Refuse single sources that are no files, before anybody waits for them."""
     for source in sources:
-        if _building(source) is None and not Path(source).is_file():
-            raise ShoalError(f"There is no file {source}.")
+        if _building(source) is None:
+            _file(source)
 
 
 def _seeds(building: str, text: str) -> Iterable[int | str]:

@@ -306,9 +306,8 @@ def test_actor_learners_have_envs_of_their_own_and_one_set_of_parameters(tmp_pat
 
 @pytest.mark.slow
 def test_actor_learners_balance_the_pole(tmp_path):
-    run = shoal.train("cartpole", algo="a3c", total_steps=150_000, run_dir=tmp_path / "run", quiet=True, device="cpu")
-    scores = [json.loads(line)["mean"] for line in (run.path / "eval.jsonl").read_text().splitlines()]
-    assert max(scores) >= 150
+    run = shoal.train("cartpole", algo="a3c", total_steps=250_000, run_dir=tmp_path / "run", quiet=True, device="cpu")
+    assert run.evaluate(episodes=50)["cart"].mean >= 150
 
 
 def shared_trainer(**settings) -> SharedTrainer:
