@@ -222,7 +222,7 @@ def device(seconds):
 def appo(seconds):
     """On a machine with a GPU: what APPO steps, and how many cores it keeps busy, without a break."""
     rows = []
-    for envs, rollout, turns in ((256, 16, 2), (256, 32, 2), (512, 16, 3)):
+    for envs, rollout, turns in ((256, 16, 2), (512, 16, 2), (512, 16, 3)):
         with ProcessPoolExecutor(1, get_context("spawn")) as fresh:
             rows.append(fresh.submit(appo_row, envs, rollout, turns, 15 * seconds).result())
     return rows
