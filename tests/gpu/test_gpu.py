@@ -14,8 +14,6 @@ from shoal.run.trainer import Trainer
 from shoal.worlds import KERNEL_WORLDS, world_class
 from tests.host.test_cut_short import Gong
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a cuda GPU")
-
 
 def random_action(group, envs, generator):
     shape = (envs, group.agents, *group.action.shape)
@@ -33,6 +31,7 @@ MANY = [
 """Worlds whose agents share a few lanes of a warp, or a block of threads."""
 
 
+@pytest.mark.usefixtures("cpu_kernels")
 @pytest.mark.parametrize(("name", "config"), [*((name, {}) for name in KERNEL_WORLDS), *MANY])
 def test_cpu_and_gpu_agree_step_by_step(name, config):
     """From the same state: integers and flags exactly, floats to 1e-5 per step. Restarts are in it."""

@@ -11,8 +11,6 @@ from shoal.nav.site import Site
 from shoal.scene.memory import SceneMemory
 from shoal.scene.sources import prepare
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a cuda GPU")
-
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
@@ -25,6 +23,7 @@ def ground_on(device: str, scene) -> GroundMemory:
     return ground
 
 
+@pytest.mark.usefixtures("cpu_kernels")
 def test_ground_is_the_cpus():
     scene = prepare("house:7@0")
     cpu, gpu = ground_on("cpu", scene).found[0], ground_on("cuda", scene).found[0]

@@ -13,8 +13,6 @@ from shoal.scene.memory import SceneMemory
 from shoal.scene.pool import ScenePool
 from shoal.scene.sources import prepare
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a cuda GPU")
-
 ALL = ("depth", "rgb", "semantic", "instance", "normal")
 
 
@@ -46,6 +44,7 @@ def scattered(poses: torch.Tensor, device: str) -> Movers:
     return movers
 
 
+@pytest.mark.usefixtures("cpu_kernels")
 @pytest.mark.parametrize("moving", [False, True])
 def test_cpu_and_gpu_show_the_same(moving):
     scenes = [prepare("house:7@0"), prepare("house:8@0")]

@@ -8,8 +8,6 @@ from shoal.core.graph import Graphed
 from shoal.learn.replay import Replay
 from shoal.learn.rollout import Rollout, allocate
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a cuda GPU")
-
 STEPS, ENVS, AGENTS = 8, 33, 2
 
 
@@ -76,6 +74,7 @@ def test_graphs_and_the_plain_path_draw_the_same(dtype, stack, prioritised, sequ
     compare(*found, exact=True)
 
 
+@pytest.mark.usefixtures("cpu_kernels")
 @pytest.mark.parametrize("sequences", [0, 16])
 @pytest.mark.parametrize(("dtype", "stack"), [(torch.float32, 1), (torch.uint8, 3)])
 def test_cpu_and_gpu_draw_the_same(dtype, stack, sequences):

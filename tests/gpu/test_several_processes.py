@@ -12,8 +12,6 @@ from shoal.core.reduce import GroupReducer
 from shoal.run.checkpoint import load_checkpoint
 from shoal.run.folder import RunFolder
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a cuda GPU")
-
 SETTINGS = dict(
     num_envs=256, rollout=16, total_steps=2 * 256 * 16, epochs=2, minibatches=1, eval_episodes=8, device="cuda",
     precision="fp32", compile="off", quiet=True, normalise_observation=True, normalise_reward=True,
