@@ -188,6 +188,30 @@ def test_each_process_shuffles_its_own_samples(pair):
     assert all(sorted(order) == list(range(STEPS // 2)) for order in orders)
 
 
+def toured(processes: Processes) -> tuple:
+    """Navigation: the scenes of this process, the parameters here, and metrics."""
+    settings = dict(num_envs=8, rollout=8, minibatches=2, total_steps=640, device="cpu", compile="off")
+    config = dict(scenes="cabin:0-39", resident=2, swap=0, stagger=False, max_steps=6)
+    trainer = Trainer(make_job("pointnav", world_config=config, **settings), processes)
+    for _ in range(3):
+        trainer.iterate()
+    metrics = trainer.read_metrics()
+    scenes = set(trainer.world.scenes_of_envs())
+    flat = torch.cat([optimiser.flat for optimiser in trainer.learners["agent"].optimisers.values()])
+    trainer.close()
+    return scenes, flat.numpy().copy(), metrics
+
+
+def test_processes_learn_together_from_scenes_of_their_own(pair):
+    (scenes, first, told), (others, second, also_told) = pair.run(toured)
+    assert scenes
+    assert others
+    assert not scenes & others
+    assert (first == second).all()
+    assert told["rollout/episodes"] >= 8 * (3 * 8 // 6)  # those of both
+    assert told["rollout/path_length"] == also_told["rollout/path_length"]
+
+
 SLOW = f"{Path(__file__).parents[1] / 'host' / 'envs.py'}:Slow"
 
 
