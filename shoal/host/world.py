@@ -138,14 +138,16 @@ class HostWorld(World):
         self._arrays["seed"][:] = pack_seeds(seed + 7919 * self._resumes, first_env, self.num_envs)
         self._arrays["order"][:] = RESET
         self._run(range(len(engine.bunches)))
-        for array in (self._length, self._episodes, self._length_sum, self._last_length, self.lost):
-            array[...] = 0
-        for name in self._return:
-            for array in (self._return[name], self._return_sum[name], self._last_return[name]):
-                array[...] = 0.0
+        self.lost[:] = False
+        self._forget(slice(None))
         phase = self.config.phase if phase is None else phase
         if phase:
             self._put_out_of_phase(seed, first_env, phase)
+        # Episodes that ended meanwhile are nobody's.
+        for array in (self._episodes, self._length_sum, self._last_length):
+            array[:] = 0
+        for array in (*self._return_sum.values(), *self._last_return.values()):
+            array[:] = 0.0
         for flags in (self._arrays["terminated"], self._arrays["truncated"], self._ended):
             flags[:] = False
         self.outputs = self._own_outputs
@@ -268,15 +270,17 @@ class HostWorld(World):
             order = STEP if native else np.where(steps > turn, STEP, HOLD)
             self._arrays["order"][:] = order
             self._run(range(len(engine.bunches)))
-            if native and (begins := steps == phase - turn - 1).any() and self._can_restart_some():
+            if native and (begins := steps == phase - turn - 1).any() and not self.sits_out:
                 self._arrays["order"][:] = np.where(begins, RESTART, HOLD)
                 self._run(range(len(engine.bunches)))
                 self._forget(begins)
 
-    def _can_restart_some(self) -> bool:
-        return isinstance(self.engine, Native) and self.engine.batches[0].mode != NEXT_STEP
+    @property
+    def sits_out(self) -> bool:
+        """Whether envs sit out a step between two episodes: a native batch that begins them anew with that step."""
+        return isinstance(self.engine, Native) and self.engine.batches[0].mode == NEXT_STEP
 
-    def _forget(self, envs: np.ndarray) -> None:
+    def _forget(self, envs: np.ndarray | slice) -> None:
         """These envs have begun a new episode without ending the last one."""
         self._length[envs] = 0
         for total in self._return.values():

@@ -367,6 +367,9 @@ class PolicyGradient(Learner):
         super().set_progress(done)
         self.entropy_weight.fill_(self.config.entropy * (1.0 - (1.0 - self.config.entropy_end) * done))
 
+    def cut(self) -> None:
+        self.reward_carry.zero_()
+
     def _in_passes(self) -> str:
         passes = len(self._passes(self.config.batch(self.rollout.samples) // self._each, self._each))
         return f" in {passes} passes" if passes > 1 else ""

@@ -1,9 +1,9 @@
 """Geodesic distance: for each goal a field over the ground, solved in parallel, read in constant time.
 
-The field T is the solution of the eikonal equation |grad T| = 1 on the cells where an agent can stand, by the upwind
-scheme ((T - a) / h_x)² + ((T - b) / h_y)² = 1, with a and b the lesser neighbours along x and y and h the way to them,
-climb included; and the same along the two diagonals, whichever is less. Around the goal, as far as it is in sight, T is
-the exact distance: there the scheme would err most.
+The field T is the solution of the eikonal equation |grad T| = 1 on the cells where an agent can stand, by an upwind
+scheme: a front that passed the lesser neighbours along x and y goes on straight in the plane through them and the cell,
+which may slope; and the same along the two diagonals, whichever arrives first. Around the goal, as far as it is in
+sight, T is the exact distance: there the scheme would err most.
 """
 
 import torch
@@ -160,32 +160,37 @@ def sow(
 def lesser(
     ground: Ground, row: int, links: wp.array2d(dtype=int), work: wp.array2d(dtype=float), g: int, i: int, k: int
 ) -> wp.vec2:
-    """The lesser of the two neighbours along an axis, and the way to it."""
-    best = wp.vec2(FARTHEST, ground.cell)
+    """The lesser of the two neighbours along an axis, and how much higher it lies."""
+    best = wp.vec2(FARTHEST, 0.0)
     for side in range(2):
         other = links[i, k + side]
         if other >= 0:
             value = wp.abs(work[g, other])
             if value < best[0]:
-                rise = ground.height[row, other] - ground.height[row, i]
-                flat = wp.where(k < 4, 1.0, 2.0) * ground.cell * ground.cell
-                best = wp.vec2(value, wp.sqrt(flat + rise * rise))
+                best = wp.vec2(value, ground.height[row, other] - ground.height[row, i])
     return best
 
 
 @wp.func
-def arrival(a: wp.vec2, b: wp.vec2) -> float:
-    """When a front that passed two neighbours across from one another arrives here."""
-    new = wp.min(a[0] + a[1], b[0] + b[1])
+def arrival(a: wp.vec2, b: wp.vec2, flat: float) -> float:
+    """When a front that passed two neighbours, `flat` m² away across from one another, arrives here.
+
+    With e and f the ways to them, T solves |grad T| = 1 where e grad T = a - T and f grad T = b - T. The front must
+    come from between the two, and after both.
+    """
+    ee = flat + a[1] * a[1]
+    ff = flat + b[1] * b[1]
+    new = wp.min(a[0] + wp.sqrt(ee), b[0] + wp.sqrt(ff))
     if a[0] < FARTHEST and b[0] < FARTHEST:
-        # p (T - a)² + q (T - b)² = 1 with p = 1 / h_a², q = 1 / h_b²
-        p = 1.0 / (a[1] * a[1])
-        q = 1.0 / (b[1] * b[1])
+        ef = a[1] * b[1]
+        across = ee - 2.0 * ef + ff
         apart = a[0] - b[0]
-        under = (p + q) - p * q * apart * apart
+        under = (ee * ff - ef * ef) * (across - apart * apart)
         if under > 0.0:
-            both = (p * a[0] + q * b[0] + wp.sqrt(under)) / (p + q)
-            if both > wp.max(a[0], b[0]):
+            both = a[0] + (wp.sqrt(under) - (ee - ef) * apart) / across
+            late = wp.vec2(both - a[0], both - b[0])
+            between = ff * late[0] >= ef * late[1] and ee * late[1] >= ef * late[0]
+            if between and wp.min(late[0], late[1]) > 0.0:
                 new = wp.min(new, both)
     return new
 
@@ -227,7 +232,7 @@ def march(
                 for stencil in range(2):
                     a = lesser(ground, row, links, work, g, i, 4 * stencil)
                     b = lesser(ground, row, links, work, g, i, 4 * stencil + 2)
-                    new = wp.min(new, arrival(a, b))
+                    new = wp.min(new, arrival(a, b, float(1 + stencil) * ground.cell * ground.cell))
                 if new < old - 1.0e-5:
                     work[g, i] = new
                     changed[g] = 1

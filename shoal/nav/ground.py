@@ -19,7 +19,7 @@ import warp as wp
 
 from shoal.core.launch import Plan, init_warp
 from shoal.core.store import free_memory, warp_view
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, require
 from shoal.nav import walk
 from shoal.nav.walk import CLOSE, NOWHERE, Ground, beside_diagonal, cell_middle, is_clear, neighbour
 from shoal.render import cast
@@ -42,6 +42,9 @@ HEIGHTS = wp.constant(4)
 
 FAR = wp.constant(1.0)
 """Metres: obstacles farther away than this are not told apart."""
+
+BEHIND = wp.constant(1.0e-3)
+"""Metres behind the middle of a cell where rays begin: a wall whose face goes through the middle is met."""
 
 SLACK = wp.constant(0.45)
 """Parts of a cell that the middle of a cell beside a wall may be nearer to it than an agent, to belong to the floor."""
@@ -101,6 +104,7 @@ class GroundMemory:
         init_warp()
         self.memory, self.cells, self.cell = memory, cells, cell
         self.body = body or Body()
+        check_cell(cell, self.body.radius)
         self.device = memory.device
         rows = memory.rows
 
@@ -249,6 +253,12 @@ class GroundMemory:
         self.height[row] = torch.where(roofed | ~indoors, self.height[row], NOWHERE)
 
 
+def check_cell(cell: float, radius: float) -> None:
+    """Refuse cells that are too large for an agent: between two of them a thin wall has a clearance of half a cell."""
+    largest = 2 * (radius - CLOSE)
+    require("cell", cell, cell < largest, f"below {largest:g}, by the agent's radius: thin walls would be open")
+
+
 def cell_middles(origin: np.ndarray, cell: float, height: np.ndarray, cells: np.ndarray) -> np.ndarray:
     """[n, 3]: the middles of cells, on their floor; heights are by storey, row and column, the type is the origin's."""
     _, depth, width = height.shape
@@ -333,15 +343,16 @@ def find_obstacles(first: int, ground: Ground, row: int, words: Words, table: Ta
     if floor > NOWHERE:
         middle = cell_middle(ground, row, i)
         hit = Hit()
-        hit.distance = FAR
+        hit.distance = FAR + BEHIND
         hit.triangle = -1
         for k in range(HEIGHTS):
             z = floor + ground.climb + 0.05 + (tall - ground.climb - 0.1) * float(k) / float(HEIGHTS - 1)
             for d in range(DIRECTIONS):
                 angle = 6.2831853 * (float(d) + 0.25 * float(k)) / float(DIRECTIONS)
                 direction = wp.vec3(wp.cos(angle), wp.sin(angle), 0.0)
-                hit = trace(words, table, row, wp.vec3(middle[0], middle[1], z), direction, hit)
-        ground.clearance[row, i] = hit.distance
+                eye = wp.vec3(middle[0], middle[1], z) - BEHIND * direction
+                hit = trace(words, table, row, eye, direction, hit)
+        ground.clearance[row, i] = wp.max(hit.distance - BEHIND, 0.0)
 
 
 @wp.kernel

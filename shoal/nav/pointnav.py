@@ -148,11 +148,9 @@ class PointNav(NavWorld):
     observe = [show_previous, show_goal]
     settings = NavWorld.settings | dict(gpu=NavWorld.settings["gpu"] | dict(total_steps=70_000_000))
 
-    def _open(self, seed: int) -> None:
-        super()._open(seed)
-        assert self._site is not None
-        if self._site.episodes is None:
-            self._site.check_ways(self.config.min_distance, self.config.max_distance)
+    @property
+    def ways(self) -> tuple[float, float]:
+        return self.config.min_distance, self.config.max_distance
 
     @staticmethod
     def state(config: PointNavConfig) -> dict[str, Field]:

@@ -74,12 +74,12 @@ class Pathfinder:
         cells = self._middles(self.ground.standing(self.row, smallest))
         if not len(cells):
             raise ShoalError("There is no walkable floor in this scene.")
-        best = [torch.cdist(part.to(cells.device), cells).argmin(1) for part in places.split(1024)]
+        best = [torch.cdist(part.to(cells), cells).argmin(1) for part in places.split(1024)]
         there = cells[torch.cat(best)]
         area = torch.from_numpy(self.ground.found[self.row].area).to(cells.device)
         region = self.region(places)
         stands = (region >= 0) & (area[region] >= smallest)
-        return torch.where(stands[:, None], places.to(there.device), there)
+        return torch.where(stands[:, None], places.to(there), there)
 
     def on_floor(self, places: torch.Tensor) -> torch.Tensor:
         """float32 [n, 3]: the places at the height of the floor under them, if there is one within a climb."""

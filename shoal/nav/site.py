@@ -29,9 +29,13 @@ class Site:
         self, sources: list[str], envs: int, resident: int, goals: int, device: torch.device, seed: int,
         period: int, body: Body, cell: float, limit: int | None, up: str, scale: float,
         episodes: Mapping[str, Episodes] | None = None, measured_from: Literal["goals", "starts"] = "goals",
+        ways: tuple[float, float] | None = None,
     ):  # fmt: skip
-        """Fields are `measured_from` the goals of episodes, or from where they start."""
-        self.episodes, self.measured_from = episodes, measured_from
+        """Fields are `measured_from` the goals of episodes, or from where they start.
+
+        Scenes without any way of a length within `ways` are refused.
+        """
+        self.episodes, self.measured_from, self.ways = episodes, measured_from, ways
         if episodes is not None:
             check_scenes(episodes, sources)
         self.pool = ScenePool(
@@ -80,7 +84,11 @@ class Site:
         first, last = (np.searchsorted(region, region[drawn], side) for side in ("left", "right"))
         send(self.standing[row, : len(stands)], torch.from_numpy(stands.astype(np.int32)))
         send(self.goal_starts[row], torch.from_numpy(np.stack([first, last - first], 1).astype(np.int32)))
-        self.fields.solve(row, torch.from_numpy(ground.middles(row, stands[drawn])))
+        goals = ground.middles(row, stands[drawn])
+        self.fields.solve(row, torch.from_numpy(goals))
+        if self.ways is not None:
+            starts = ground.middles(row, stands[first[0] : last[0]])
+            self._check_ways(row, goals[0], starts, *self.ways)
 
     def _take_episodes(self, row: int, episodes: Episodes) -> None:
         """Goals and starts from episodes, some of them if there are more than goals; the host waits for the device."""
@@ -101,20 +109,26 @@ class Site:
         send(self.episode_start[row, :count], torch.cat([ends[0], torch.from_numpy(episodes.yaws)[:, None]], 1))
         self.episode_count[row] = count
 
-    def check_ways(self, shortest: float, longest: float) -> None:
-        """Refuse scenes in which no goal can be reached over so many metres; the host waits for the device."""
-        for row in self.pool.active:
-            stands = self.standing[row].long()
-            metres = (self.fields.field[row].int() & UNREACHABLE)[:, stands] / MILLI
-            first, count = self.goal_starts[row].T[..., None]
-            place = torch.arange(len(stands), device=stands.device)
-            fits = (place >= first) & (place < first + count) & (metres >= shortest) & (metres <= longest)
-            if not fits.any():
-                scene = self.ground.memory.scene(row)
-                raise ShoalError(
-                    f"{scene.name if scene else 'A scene'} has no way of {shortest:g} to {longest:g} m to any of "
-                    f"{self.fields.goals} goals; choose other scenes, or other distances."
-                )
+    def _check_ways(self, row: int, goal: np.ndarray, starts: np.ndarray, shortest: float, longest: float) -> None:
+        """Refuse a scene in which no goal can be reached over so many metres.
+
+        Where one of the `starts` is that far from a `goal` as the crow flies, some place on the way is just as far as
+        wanted. Otherwise the fields must tell, and the host waits for the device.
+        """
+        wide = longest - shortest >= 2 * self.ground.cell
+        if wide and np.linalg.norm(starts - goal, axis=1).max() >= shortest:
+            return
+        stands = self.standing[row].long()
+        metres = (self.fields.field[row].int() & UNREACHABLE)[:, stands] / MILLI
+        first, count = self.goal_starts[row].T[..., None]
+        place = torch.arange(len(stands), device=stands.device)
+        fits = (place >= first) & (place < first + count) & (metres >= shortest) & (metres <= longest)
+        if not fits.any():
+            scene = self.ground.memory.scene(row)
+            raise ShoalError(
+                f"{scene.name if scene else 'A scene'} has no way of {shortest:g} to {longest:g} m to any of "
+                f"{self.fields.goals} goals; choose other scenes, or other distances."
+            )
 
     def tables(self) -> dict[str, Whole]:
         """What kernels read by name."""

@@ -20,7 +20,7 @@ from shoal.core.world import Group, Tracks
 from shoal.errors import ShoalError, require
 from shoal.nav.episodes import Episodes, read_episodes
 from shoal.nav.geodesic import distance_at
-from shoal.nav.ground import Body
+from shoal.nav.ground import Body, check_cell
 from shoal.nav.maps import NavTracks, draw_env, remember_path
 from shoal.nav.site import Site
 from shoal.nav.walk import Ground, cell_middle, walk
@@ -124,7 +124,7 @@ class NavConfig:
     height: float = 1.5
     """Metres that the agent needs above the floor."""
     climb: float = 0.2
-    """Metres of the highest step."""
+    """Metres of the highest step, and of the rise of a slope from one cell to the next."""
     cell: float = 0.1
     """Metres of a cell of the ground."""
     playing: bool = False
@@ -138,7 +138,12 @@ class NavConfig:
         for name in ("climb", "detail", "swap", "memory_limit"):
             require(name.replace("_", "-"), value := getattr(self, name), value >= 0, "0 or more")
         require("cell", self.cell, 0.01 <= self.cell <= 1.0, "between 0.01 and 1 m")
+        check_cell(self.cell, self.radius)
         require("fov", self.fov, 1 <= self.fov <= 170, "between 1 and 170 degrees")
+        if self.agents > 1:
+            reach = 4 * self.radius
+            rule = f"at most {reach:g}, twice an agent's width: agents would step over one another"
+            require("forward", self.forward, self.forward <= reach, rule)
         require("height", self.height, self.height > self.climb + 0.1, "at least 0.1 m more than --climb")
 
 
@@ -328,6 +333,11 @@ class NavWorld(KernelWorld):
         """Scenes on the device at a time."""
         return min(self.config.held_out, self.num_envs) if self.config.playing else self.config.resident
 
+    @property
+    def ways(self) -> tuple[float, float] | None:
+        """Metres of the shortest and the longest way to a goal that a task asks for, if it does."""
+        return None
+
     def get_ready(self, seed: int) -> None:
         """Let other processes prepare the first scenes."""
         sources = self._sources()
@@ -356,6 +366,7 @@ class NavWorld(KernelWorld):
             config.scale,
             episodes,
             "goals" if self.goals_shown else "starts",
+            self.ways if episodes is None else None,
         )
         self._tables.update(self._site.tables())
         self._settings["ground"] = self._site.ground.ground
@@ -424,6 +435,7 @@ class NavWorld(KernelWorld):
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Take over the books. Other scenes may be here than were then: all episodes begin anew."""
         super().load_state_dict(state)
+        self.store.step_count.zero_()  # those that were under way do not count as finished
         everywhere = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
         self.restart(everywhere)
         self._put_out_of_phase(everywhere)

@@ -138,14 +138,17 @@ class SharedTrainer(Counted):
     # --- what a trainer tells ---------------------------------------------------------------------------------------
 
     def read_metrics(self) -> dict[str, float]:
-        """Means over the parts since the last reading."""
+        """Means over the parts since the last reading; of episodes, over those of all parts."""
         with self.still():
+            before = [part.episodes_read for part in self.parts]
             each = [part.read_metrics() for part in self.parts]
             lags, self._lags = self._lags, []
+        ended = [metrics["rollout/episodes"] - count for metrics, count in zip(each, before, strict=True)]
         found = {}
         for name in dict.fromkeys(name for metrics in each for name in metrics):
-            values = [metrics[name] for metrics in each if name in metrics]
-            found[name] = sum(values) / len(values)
+            told = [(metrics[name], new) for metrics, new in zip(each, ended, strict=True) if name in metrics]
+            weights = [new if name.startswith("rollout/") else 1.0 for _, new in told]
+            found[name] = sum(value * w for (value, _), w in zip(told, weights, strict=True)) / max(1.0, sum(weights))
         found["rollout/episodes"] = sum(metrics["rollout/episodes"] for metrics in each)
         return {**found, **lags_told(lags)}
 

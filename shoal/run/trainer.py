@@ -162,6 +162,11 @@ class Trainer(Counted):
         self.check_finite()
         return found
 
+    @property
+    def episodes_read(self) -> float:
+        """Episodes that had finished when metrics were last read."""
+        return self._read.episodes
+
     def _books(self) -> "Books":
         """Finished episodes of all processes, since the start of training."""
         stats = self.world.statistics()

@@ -85,12 +85,11 @@ class Workshop:
         process = None
         while True:
             with self._changed:
-                number = next(self._number)
+                number, source = next(self._number), next(self._sources, None)  # together: scenes keep their order
                 while number >= self._next + self._ahead and not self._closed:
                     self._changed.wait(0.5)
                 if self._closed:
                     return
-                source = next(self._sources, None)
             if source is None:
                 return
             outcome: Packed | str = ""

@@ -87,6 +87,31 @@ def test_there_can_be_a_worker_for_every_env(schedule):
         found.collect()
 
 
+def test_nothing_is_remembered_over_a_step_that_is_sat_out():
+    """Gymnasium's batch of cart-poles shows the last observation once more before a new episode begins."""
+    settings = dict(num_envs=8, rollout=64, minibatches=2, epochs=1, total_steps=4096, device="cpu", compile="off")
+    world = dict(batch="native", phase=0)
+    stacked_up = Trainer(make_job("gym:CartPole-v1", frame_stack=3, world_config=world, **settings))
+    core = Trainer(make_job("gym:CartPole-v1", core="gru", core_size=8, world_config=world, **settings))
+    with closing(stacked_up.world), closing(core.world):
+        stacked_up.collect()
+        rollout = stacked_up.collector.rollouts["agent"]
+        begins = (rollout.alive[1:-1] & ~rollout.alive[:-2])[:, :, 0]
+        assert begins.sum() > 8
+        assert (rollout.age[1:-1][begins] == 0).all()
+        core.collect()
+        rollout = core.collector.rollouts["agent"]
+        sat = ~rollout.alive[:-1, :, 0]
+        assert sat.sum() > 8
+        assert rollout.terminated[sat].all()
+        # A learner goes through the rows as the policy did: the probabilities are those it acted by.
+        policy, ended = core.policies["agent"], rollout.terminated | rollout.truncated
+        parameters, _ = policy.sequence(rollout.observation[:-1].flatten(0, 2), rollout.state[0].flatten(0, 1), ended)
+        found, _ = policy.head.log_prob_and_entropy(parameters, rollout.action.flatten(0, 2))
+        alive = ~sat.flatten()
+        torch.testing.assert_close(found[alive], rollout.log_prob.flatten()[alive], atol=1e-5, rtol=0)
+
+
 def test_a_rollout_is_what_the_envs_did():
     found = trainer(schedule="alternating", kwargs={"truncate": True}, time_limit=9)
     with closing(found.world):

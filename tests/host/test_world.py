@@ -146,6 +146,15 @@ def test_envs_start_out_of_phase_the_same_way_every_time():
     assert int(world_class("gym:CartPole-v1").playing(world.config).phase) == 0
 
 
+@pytest.mark.parametrize("batch", ["native", "processes"])
+def test_episodes_before_the_first_step_are_not_counted(batch):
+    world = make("gym:CartPole-v1", 8, batch=batch, phase=100)
+    world.reset(0)
+    stats = world.statistics()
+    assert int(stats.episodes.sum()) == int(stats.length_sum.sum()) == 0
+    assert float(stats.return_sum["agent"].abs().sum()) == 0.0
+
+
 def test_arguments_of_envs():
     world = own("Walk", 8, env_kwargs={"longest": 3, "truncate": True}, batch="serial")
     world.reset(0)

@@ -1,8 +1,10 @@
 """Geodesic distance against exact shortest paths."""
 
 import numpy as np
+import pytest
 import torch
 
+from shoal.nav.geodesic import MILLI, UNREACHABLE, FieldMemory
 from tests.nav.rooms import pathfinder, room, shortest
 
 BLOCKS = [(3.0, 2.0, 5.0, 4.0, 2.6), (7.0, 0.0, 7.4, 5.0, 2.6), (1.0, 5.5, 6.0, 5.8, 2.6), (4.2, 5.8, 4.5, 8.0, 2.6)]
@@ -40,6 +42,26 @@ def test_around_one_corner_in_closed_form():
     true = 2 * np.sqrt(far**2 - r**2) + r * max(0.0, arc)
     found = finder.geodesic(start, goal).item()
     assert abs(found / true - 1) < 0.03  # at the scheme's worst angle
+
+
+@pytest.mark.parametrize("degrees", [15, 30, 44])
+@pytest.mark.parametrize("turned", [False, True])
+def test_up_a_slope_every_metre_counts(degrees, turned):
+    """A ramp, along x or rising along the diagonal: the field itself, before it is held above the straight way."""
+    rise = np.tan(np.radians(degrees))
+    up = np.array([np.sqrt(0.5), np.sqrt(0.5)]) if turned else np.array([1.0, 0.0])
+    side = 8.0
+    corners = [(x, y, rise * float(np.dot(up, (x, y)))) for x, y in ((0, 0), (side, 0), (side, side), (0, side))]
+    finder = pathfinder(np.array([[corners[i] for i in three] for three in ((0, 1, 2), (0, 2, 3))]))
+    foot = np.array([1.55, 1.55]) if turned else np.array([0.75, 4.05])
+    fields = FieldMemory(finder.ground, 1)
+    fields.solve(0, torch.tensor([[*foot, rise * np.dot(up, foot)]], dtype=torch.float32))
+    width, depth, _ = finder.ground.found[0].size
+    metres = (fields.field[0, 0].int() & UNREACHABLE).numpy()[: width * depth].reshape(depth, width) / MILLI
+    column, row = (foot / 0.1).astype(int) + 1
+    step = (1, 1) if turned else (0, 1)
+    near, far = (metres[row + k * step[0], column + k * step[1]] for k in (5, 50))
+    assert (far - near) / (45 * 0.1 * np.hypot(*step)) == pytest.approx(np.hypot(1.0, rise), rel=2e-3)
 
 
 def test_in_sight_it_is_exact_and_beyond_walls_there_is_no_way():

@@ -51,6 +51,26 @@ def test_low_things_can_be_climbed_and_low_ceilings_not_passed():
     assert short.is_navigable(torch.tensor([[5.0, 4.0, 0.0]])).all()
 
 
+@pytest.mark.parametrize("thickness", [0.0, 0.1, 0.3])
+def test_a_wall_is_closed_wherever_it_stands_in_the_cells(thickness):
+    """At 2.95 its face goes through the middles of cells."""
+    for face in np.linspace(2.9, 3.0, 11):
+        finder = pathfinder(np.concatenate([room((6.0, 4.0)), box((face, 0, 0), (face + thickness, 4, 2.6))]))
+        place = torch.tensor([[face - 0.4, 2.03, 0.0]], dtype=torch.float32)
+        for _ in range(6):
+            place, _ = finder.step(place, torch.tensor([[0.25, 0.0]]))
+        assert place[0, 0] < face - 0.09, face
+        beyond = finder.geodesic(torch.tensor([[1.0, 2.0, 0.0]]), torch.tensor([[5.0, 2.0, 0.0]]))
+        assert torch.isinf(beyond).all(), face
+
+
+def test_cells_that_thin_walls_do_not_close_are_refused():
+    with pytest.raises(ShoalError, match=r"below 0\.198, by the agent's radius"):
+        pathfinder(room(), cell=0.2)
+    with pytest.raises(ShoalError, match=r"below 0\.098"):
+        pathfinder(room(), Body(radius=0.05))
+
+
 @pytest.mark.parametrize(("rise", "walkable"), [(1.5, True), (4.0, False)])
 def test_slopes(rise, walkable):
     """A ramp over 3 m, under a high ceiling: 27 degrees can be walked, 53 cannot."""
@@ -134,6 +154,7 @@ def test_nearest_and_random_places():
     near = finder.nearest(inside)
     assert finder.is_navigable(near).all()
     assert torch.equal(near[1], inside[1])
+    assert torch.equal(finder.nearest(inside.double()), near)
     assert 0.2 < float((near[0] - inside[0]).norm()) < 0.5
     drawn = finder.random(2000, 5)
     assert finder.is_navigable(drawn).all()
@@ -224,7 +245,7 @@ def test_regions_are_those_of_a_flood(seed):
     low = rng.uniform(0, (9, 7), (12, 2))
     high = low + rng.uniform(0.1, 3.0, (12, 2)) * np.where(rng.random((12, 1)) < 0.5, (1, 0.1), (0.1, 1))
     boxes = [(*a, *np.minimum(b, (10, 8)), rng.choice([0.15, 0.3, 1.0, 2.6])) for a, b in zip(low, high, strict=True)]
-    ground = pathfinder(room(boxes=boxes), cell=0.2, storeys=2).ground
+    ground = pathfinder(room(boxes=boxes), cell=0.19, storeys=2).ground
     np.testing.assert_array_equal(ground.found[0].region, flooded(ground))
 
 
@@ -333,7 +354,7 @@ def test_ground_from_the_cache_is_the_ground_that_was_found(scene, finds, tmp_pa
 
 def test_whatever_changes_the_ground_changes_the_entry(scene, finds):
     for count, settings in enumerate(
-        [{}, dict(body=Body(radius=0.2)), dict(body=Body(slope=30.0)), dict(cell=0.2), dict(storeys=2)], start=1
+        [{}, dict(body=Body(radius=0.2)), dict(body=Body(slope=30.0)), dict(cell=0.15), dict(storeys=2)], start=1
     ):
         survey(scene, **settings)
         survey(scene, **settings)

@@ -18,7 +18,9 @@ from shoal.nav.world import FORWARD, LEFT, STOP, NavConfig, _unseen
 from shoal.render.renderer import Renderer, heading
 from shoal.run.config import make_job
 from shoal.run.trainer import Trainer
+from shoal.scene.pack import pack_scene
 from tests.nav.rooms import making, room, write_obj
+from tests.scene.shapes import make_scene
 
 SIZE = 16
 
@@ -205,10 +207,38 @@ def test_a_mesh_in_the_wrong_unit_is_refused(tmp_path, monkeypatch):
 
 
 def test_settings_that_mean_nothing_are_refused():
-    bad = dict(cell=0.0, goals=0, radius=-1.0, height=0.0, forward=-1.0, swap=-1, held_out=0, min_distance=40.0)
+    bad = dict(cell=0.2, goals=0, radius=-1.0, height=0.0, forward=-1.0, swap=-1, held_out=0, min_distance=40.0)
     for name, value in bad.items():
         with pytest.raises(ShoalError, match=f"--{name.replace('_', '-')} must be"):
             PointNavConfig(**{name: value})
+    with pytest.raises(ShoalError, match="--forward must be at most"):
+        PointNavConfig(agents=2, forward=0.5)
+
+
+def test_a_scene_that_comes_later_must_have_ways_too(tmp_path, monkeypatch):
+    """In a small room no goal is 6 m away: it is left out, not played with goals that are nearer."""
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
+    scene = write_obj(tmp_path / "hall.obj", room((12.0, 9.0)))
+    config = PointNavConfig(scenes=scene, up="z", resident=1, goals=8, image="none", min_distance=6.0)
+    with closing(PointNav(16, "cpu", config)) as world:
+        world.reset(0)
+        site = world._site
+        site.pool.memory.remove(row := site.pool.active[0])
+        site.pool.memory.put(row, pack_scene(make_scene(room((2.6, 2.6)))))
+        with pytest.raises(ShoalError, match="no way of 6 to 30 m"):
+            site.pool.before_use(row)
+
+
+def test_a_resumed_run_counts_no_episode_that_was_under_way(make):
+    world = make(Flee, NavConfig, stagger=True)
+    for _ in range(5):
+        act(world, LEFT)
+    state = {name: tensor.clone() for name, tensor in world.state_dict().items()}
+    before = world.statistics()
+    counts = int(before.episodes.sum()), int(before.length_sum.sum())
+    world.load_state_dict(state)
+    after = world.statistics()
+    assert (int(after.episodes.sum()), int(after.length_sum.sum())) == counts
 
 
 def test_test_scenes_are_never_those_of_training(tmp_path):

@@ -314,6 +314,17 @@ def shared_trainer(**settings) -> SharedTrainer:
     return SharedTrainer(make_job("cartpole", algo="a3c", actors=4, total_steps=10**6, **{**SMALL, **settings}))
 
 
+def test_episodes_of_all_actors_count_alike():
+    """Ten of return 10 by one actor, one of 500 by another."""
+    with closing(shared_trainer()) as trainer:
+        for part, count, each in zip(trainer.parts, (10, 1), (10.0, 500.0), strict=False):
+            store = part.world.store
+            store.finished[0], store.return_sum[0], store.length_sum[0] = count, count * each, int(count * each)
+        told = trainer.read_metrics()
+    assert told["rollout/ep_rew_mean"] == told["rollout/ep_len_mean"] == pytest.approx(600 / 11)
+    assert told["rollout/episodes"] == 11
+
+
 def test_actor_learners_stand_still_at_once():
     """A part that is between two rollouts does not begin another while all are asked to wait."""
     with closing(shared_trainer()) as trainer:

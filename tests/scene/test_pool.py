@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import torch
 from shoal.errors import ShoalError
 from shoal.render.renderer import Renderer
 from shoal.scene.pool import SPARE_ROWS, ScenePool
-from shoal.scene.workshop import Errand
+from shoal.scene.workshop import Errand, Workshop
 
 
 def write_box(path, half: float, extra: int = 0) -> str:
@@ -80,6 +81,28 @@ def test_the_first_scenes_are_those_of_the_seed(rooms):
     once = first(1)
     assert once == first(1)
     assert once != first(2)
+
+
+def test_scenes_keep_their_order_whoever_is_ready_first():
+    """Six workers that take unequal time, and somebody who takes scenes in fits and starts."""
+    rng = np.random.default_rng(0)
+
+    class Hasty(Workshop):
+        def _start(self):
+            return SimpleNamespace(poll=lambda: None, kill=lambda: None, wait=lambda: None)
+
+        def _ask(self, process, source, path):
+            time.sleep(float(rng.random()) * 2e-3)
+            return source
+
+    for _ in range(10):
+        workshop = Hasty(map(str, range(60)), "auto", 1.0, workers=6)
+        found = []
+        for k in range(40):
+            found.append(workshop.take(wait=True))
+            time.sleep(4e-3 if k % 3 == 0 else 0.0)
+        workshop.close()
+        assert found == [str(k) for k in range(40)]
 
 
 def test_a_tight_limit_is_kept(tmp_path, monkeypatch):
