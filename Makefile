@@ -1,17 +1,19 @@
 # Every target makes .venv first when it is missing or when what it holds has changed.
 PYTHON ?= python3
 BIN := .venv/bin
+# By path: otherwise a folder `shoal` beside a script, the checkout itself, would be taken for the package.
+EDITABLE := --config-settings editable_mode=compat -e
 
 .PHONY: demo test test-slow lint docs bench clean
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(EDITABLE) '.[dev]'
 	touch $@
 
 .venv/installed-bench: .venv/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(EDITABLE) '.[dev,bench]'
 	touch $@
 
 demo: .venv/installed

@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
 
         print(f"shoal {__version__}")
         return 0
-    from shoal.errors import ShoalError, unknown
+    from shoal.errors import NEVER_BEGAN, ShoalError, unknown
 
     try:
         if words[0] not in COMMANDS:
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"shoal: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("shoal: stopped before the work began; nothing was saved.", file=sys.stderr)
+        print(f"shoal: {NEVER_BEGAN}", file=sys.stderr)
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -142,6 +142,8 @@ def _eval(words: list[str]) -> int:
     maps_dir = options.maps_dir or run.path / "maps"
     if maps:
         make_folder(maps_dir)
+        for old in () if options.maps_dir else maps_dir.glob("*.png"):
+            old.unlink()  # of another evaluation
     found = run.evaluate(options.episodes, options.seed, options.sample, maps)
     lines = found.lines()
     try:

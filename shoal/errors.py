@@ -13,6 +13,9 @@ class ShoalError(Exception):
     exit_code = 2
 
 
+NEVER_BEGAN = "stopped before the work began; nothing was saved."
+
+
 @contextmanager
 def writing(path: Path | str) -> Iterator[None]:
     """Writes a file or a folder; where that cannot be done, it says so by name."""

@@ -256,6 +256,7 @@ class NavWorld(KernelWorld):
             bumps=Field(float, each, doc="steps in which something was in the way"),
             path_length=Field(float, unit="m", doc="walked, mean over the agents"),
             collisions=Field(float, doc="bumps, mean over the agents"),
+            head_start=Field(int, unit="steps", doc="by which the episode ends before the time limit"),
             eye_place=Field(wp.vec3, each, unit="m"),
             eye_turn=Field(wp.quat, each),
             body_kind=Field(int, each, doc="as the renderer knows it; NONE when it is not there"),
@@ -443,8 +444,8 @@ class NavWorld(KernelWorld):
     def _put_out_of_phase(self, mask: torch.Tensor) -> None:
         """Spread the ends of episodes that have just begun over the time limit, evenly."""
         if self.config.stagger:
-            past = torch.frac(self.store.env_id.double() * GOLDEN) * self.config.max_steps
-            self.store.step_count.copy_(torch.where(mask, past.int(), self.store.step_count))
+            ahead = torch.frac(self.store.env_id.double() * GOLDEN) * self.config.max_steps
+            self.store.head_start.copy_(torch.where(mask, ahead.int(), self.store.head_start))
 
     def tend(self) -> None:
         if self._site is not None:
@@ -542,6 +543,10 @@ def move(
     bumps: wp.array2d(dtype=float),
     path_length: wp.array(dtype=float),
     collisions: wp.array(dtype=float),
+    step_count: wp.array(dtype=int),
+    head_start: wp.array(dtype=int),
+    truncated: wp.array(dtype=wp.bool),
+    max_steps: int,
     ground: Ground,
     forward: float,
     turn: float,
@@ -574,6 +579,7 @@ def move(
             previous[env, k] = a + 1
     path_length[env] = agents_mean(env, walked)
     collisions[env] = agents_mean(env, bumps)
+    truncated[env] = step_count[env] + head_start[env] >= max_steps
 
 
 @wp.func
@@ -588,6 +594,9 @@ def enter_scene(
     previous: wp.array2d(dtype=int),
     walked: wp.array2d(dtype=float),
     bumps: wp.array2d(dtype=float),
+    path_length: wp.array(dtype=float),
+    collisions: wp.array(dtype=float),
+    head_start: wp.array(dtype=int),
     choice: wp.array(dtype=int),
     choices: wp.array(dtype=int),
 ):
@@ -601,6 +610,9 @@ def enter_scene(
         previous[env, k] = 0
         walked[env, k] = 0.0
         bumps[env, k] = 0.0
+    path_length[env] = 0.0
+    collisions[env] = 0.0
+    head_start[env] = 0
 
 
 @wp.func

@@ -176,9 +176,13 @@ class Walk:
             rows=slice(0, n),
             start=max(1, self.options.steps // 2),
         )
-        copies = [again, smaller, part, loaded]
+        copies = [again, smaller]
+        if self.base.resumable:
+            copies += [part, loaded]
         if self.base.device.type == "cpu":
             return copies, "--device cpu" if torch.cuda.is_available() else "there is no GPU here"
+        if not self.base.resumable:
+            return copies, "what the world has loaded is found by each device for itself"
         if not wp.is_cpu_available():
             return copies, "Warp has no CPU compiler on this machine"
         other_device = Copy(
@@ -296,6 +300,8 @@ class Walk:
                 yield Finding("note", f"{copy.topic}: GPU and CPU agree to rounding; {copy.rounded}")
             else:
                 yield Finding("ok", f"{copy.topic}: {copy.fine}")
+        if not self.base.resumable:
+            yield Finding("note", "slices, saved state: left out; another batch has other scenes, and begins anew")
         if self.no_devices:
             yield Finding("note", f"devices: GPU against CPU was left out ({self.no_devices})")
         yield self._verdict(rules.check_counters, "resets", "after an end, and only then, a new episode begins")

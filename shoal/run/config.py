@@ -353,6 +353,7 @@ def make_job(world: str, **overrides: Any) -> Job:
     shipped = run.get("per_group", ())
     run_names = {f.name for f in fields(TrainConfig)}
     learn_names = {f.name for f in fields(LEARNERS[algo][0])}
+    world_names = {f.name for f in fields(cls.Config)}
     for key, value in overrides.items():
         if key == "num_envs" and value == "auto":
             value = AUTO
@@ -366,9 +367,10 @@ def make_job(world: str, **overrides: Any) -> Job:
             run[key] = value
         elif key in learn_names:
             learn[key] = value
+        elif key in world_names:
+            raise ShoalError(f"{key} is a setting of the world: give it as world_config=dict({key}={value!r}).")
         else:
             raise unknown("setting", key, run_names | learn_names)
-    world_names = {f.name for f in fields(cls.Config)}
     for key in world_overrides:
         if key not in world_names:
             raise unknown(f"setting of {world}", key, world_names)
@@ -405,7 +407,8 @@ def parse_job(world: str, arguments: list[str], command: str = "shoal train") ->
     parsed = tyro.cli(
         options,
         prog=f"{command} {world}",
-        description=f"Train {algo.upper()} on {world}. Defaults are the ones tuned for this world on this device.",
+        description=f"Train {algo.upper()} on {world}. Defaults are the ones tuned for this world on this device. "
+        "--world.NAME may be written --NAME where nothing else has that name.",
         args=arguments,
     )
     given = [word.partition("=")[0].removeprefix("--").replace("-", "_") for word in arguments if word[:2] == "--"]

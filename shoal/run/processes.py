@@ -147,8 +147,8 @@ def settled(config: TrainConfig) -> TrainConfig:
             raise ShoalError(f"--num-envs auto is for a single process; give a number of envs for all {count} of them.")
     elif config.num_envs % count:
         raise ShoalError(
-            f"{config.num_envs} envs cannot be shared out evenly to {count} processes; choose a --num-envs that is a "
-            f"multiple of {count}."
+            f"{config.num_envs} envs cannot be shared out evenly to {count} processes; have a multiple of {count} "
+            f"envs, or a number of processes that divides {config.num_envs}."
         )
     return replace(config, processes=count)
 

@@ -13,7 +13,7 @@ import torch
 
 from shoal.core.settings import read_setting
 from shoal.core.world import World
-from shoal.errors import ShoalError, unknown
+from shoal.errors import NEVER_BEGAN, ShoalError, unknown
 from shoal.learn import A3CConfig
 from shoal.learn.learner import part_of
 from shoal.policy import Policy
@@ -34,7 +34,7 @@ from shoal.run.folder import RunFolder
 from shoal.run.groups import loads, parse_load, same_group
 from shoal.run.memory import estimate, out_of_memory
 from shoal.run.metrics import MetricsWriter
-from shoal.run.processes import Processes, Told, find_place, joined, launch, settled
+from shoal.run.processes import STOPPED, Processes, Told, find_place, joined, launch, settled
 from shoal.run.progress import Progress
 from shoal.run.shared import SharedTrainer
 from shoal.run.trainer import BadNumbers, Trainer
@@ -175,7 +175,8 @@ def _with_others(job: Job, folder: RunFolder) -> Run:
         return load_run(folder.path, "last", job.train.device)
     if outcome.saved:
         raise Stopped(outcome.exit_code - 128, folder.path)
-    error = ShoalError(outcome.message)
+    began = folder.holds_checkpoints or outcome.message != STOPPED
+    error = ShoalError(outcome.message if began else NEVER_BEGAN)
     error.exit_code = outcome.exit_code
     raise error
 

@@ -262,6 +262,8 @@ def test_eval_scores_scenes_and_draws_maps(run, capsys):
     assert [path.name[:3] for path in maps] == ["000", "001", "002"]
     with Image.open(maps[0]) as image:
         assert image.width >= 300
+    assert main(["eval", str(run.path), "--episodes", "12", "--device", "cpu", "--maps", "1"]) == 0
+    assert len(list((run.path / "maps").glob("*.png"))) == 1  # no others beside it
 
 
 def test_maps_do_not_change_the_scores(run, tmp_path):

@@ -16,6 +16,7 @@ from shoal.nav.pointnav import PointNav, PointNavConfig
 from shoal.nav.queries import Pathfinder
 from shoal.nav.world import FORWARD, LEFT, STOP, NavConfig, _unseen
 from shoal.render.renderer import Renderer, heading
+from shoal.run.check import check_world
 from shoal.run.config import make_job
 from shoal.run.trainer import Trainer
 from shoal.scene.pack import pack_scene
@@ -266,7 +267,16 @@ def test_staggered_envs_end_their_first_episodes_at_different_steps(make):
     assert first.max() < 30
     assert first.sort().values.diff().min() >= 2
     assert torch.equal(first + 30, 59 - ends.flip(0).int().argmax(dim=0))
+    stats = world.statistics()
+    assert torch.equal(stats.length_sum, first + 1 + 30)
     assert not Flee.playing(world.config).stagger
+
+
+def test_tasks_pass_the_checks_for_authors(make):
+    config = make(Flee, NavConfig, stagger=True).config
+    found = check_world(Flee, config, envs=8, steps=40, debug=False)
+    assert not [str(each) for each in found if each.kind == "FAIL"]
+    assert any("slices, saved state: left out" in str(each) for each in found)
 
 
 def test_what_is_prepared_beforehand_is_what_is_opened(tmp_path, monkeypatch):

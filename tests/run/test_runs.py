@@ -113,6 +113,8 @@ def test_loaded_run_scores_like_the_live_one(run):
 def test_settings_that_do_not_exist_are_refused():
     with pytest.raises(ShoalError, match="did you mean 'total_steps'"):
         make_job("cartpole", total_step=3)
+    with pytest.raises(ShoalError, match=r"max_steps is a setting of the world: give it as world_config=dict"):
+        make_job("cartpole", max_steps=3)
     with pytest.raises(ShoalError, match="did you mean 'max_steps'"):
         make_job("cartpole", world_config=dict(max_step=3))
 
