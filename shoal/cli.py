@@ -102,7 +102,11 @@ def _to_the_end(train: Callable) -> int:
     if scores:
         from shoal.run.folder import best_of
 
-        print(f"evaluation: {scores[-1]['mean']:.2f} (best {best_of(scores)['mean']:.2f})")
+        groups = {name: f"{score['mean']:.2f}" for name, score in scores[-1]["groups"].items()}
+        if len(groups) > 1:
+            print("evaluation: " + ", ".join(f"{name} {mean}" for name, mean in groups.items()))
+        else:
+            print(f"evaluation: {scores[-1]['mean']:.2f} (best {best_of(scores)['mean']:.2f})")
     print(f"results: {run.path}")
     print(f"next: shoal eval {run.path}   shoal record {run.path}   shoal plot {run.path}")
     return 0
