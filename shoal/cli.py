@@ -134,7 +134,7 @@ def _eval(words: list[str]) -> int:
     parser.add_argument("--maps", type=int, metavar="N", help="draw top-down maps of the first N episodes (navigation)")
     parser.add_argument("--maps-dir", metavar="DIR", help="folder for the maps (default: maps/ in the run folder)")
     options = parser.parse_args(words)
-    from shoal.errors import make_folder, new_file
+    from shoal.errors import make_folder, new_file, writing
     from shoal.run.evaluate import JSON
     from shoal.run.train import load_run
     from shoal.view.maps import Maps
@@ -146,8 +146,9 @@ def _eval(words: list[str]) -> int:
     maps_dir = options.maps_dir or run.path / "maps"
     if maps:
         make_folder(maps_dir)
-        for old in () if options.maps_dir else maps_dir.glob("*.png"):
-            old.unlink()  # of another evaluation
+        for old in () if options.maps_dir else maps_dir.glob("*.png"):  # of another evaluation
+            with writing(old):
+                old.unlink()
     found = run.evaluate(options.episodes, options.seed, options.sample, maps)
     lines = found.lines()
     try:
