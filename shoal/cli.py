@@ -102,9 +102,9 @@ def _to_the_end(train: Callable) -> int:
     if scores:
         from shoal.run.folder import best_of
 
-        groups = {name: f"{score['mean']:.2f}" for name, score in scores[-1]["groups"].items()}
+        groups = scores[-1]["groups"]
         if len(groups) > 1:
-            print("evaluation: " + ", ".join(f"{name} {mean}" for name, mean in groups.items()))
+            print("evaluation: " + ", ".join(f"{name} {score['mean']:.2f}" for name, score in groups.items()))
         else:
             print(f"evaluation: {scores[-1]['mean']:.2f} (best {best_of(scores)['mean']:.2f})")
     print(f"results: {run.path}")

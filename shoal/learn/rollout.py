@@ -92,13 +92,16 @@ class Rollout:
             self.cut.zero_()
             self.alive[1:] = True  # of agents that never leave nobody writes it
 
-    def settle(self, t: int | torch.Tensor, envs: slice | torch.Tensor = EVERYTHING) -> None:
+    def settle(self, t: int | torch.Tensor, envs: slice | torch.Tensor = EVERYTHING, sits_out: bool = False) -> None:
         """After step t of some envs: how old episodes are, and no memory of those that have ended.
 
-        Both may be tensors of numbers, a step for each env.
+        Both may be tensors of numbers, a step for each env. If an env `sits_out` a step between two episodes, what that
+        showed is of the last one: to whoever remembers, the step ended it once more.
         """
         if self.age is None and self.state is None:
             return
+        if sits_out and self.alive is not None:
+            self.terminated[t, envs] = self.terminated[t, envs] | ~self.alive[t, envs].any(-1)
         ended = self.terminated[t, envs] | self.truncated[t, envs]
         # Parts that are views are changed where they are; to put them into their place again then does nothing.
         if self.age is not None:

@@ -326,11 +326,7 @@ class HostCollector(Collector):
         if lost is not None:
             self._drop(*lost)
         for rollout in self.rollouts.values():
-            if self.world.sits_out and rollout.alive is not None:
-                # Between two episodes; what it showed is of the last one, and nobody is to remember it in the next.
-                sat = ~rollout.alive[t, rows].any(-1)
-                rollout.terminated[t, rows] = rollout.terminated[t, rows] | sat
-            rollout.settle(t, rows)
+            rollout.settle(t, rows, self.world.sits_out)
 
     def _settle_each(self, steps: np.ndarray, envs: np.ndarray, lost: "Lost | None") -> None:
         """The same for envs that have each made another step."""

@@ -146,9 +146,9 @@ class SharedTrainer(Counted):
         ended = [metrics["rollout/episodes"] - count for metrics, count in zip(each, before, strict=True)]
         found = {}
         for name in dict.fromkeys(name for metrics in each for name in metrics):
-            told = [(metrics[name], new) for metrics, new in zip(each, ended, strict=True) if name in metrics]
-            weights = [new if name.startswith("rollout/") else 1.0 for _, new in told]
-            found[name] = sum(value * w for (value, _), w in zip(told, weights, strict=True)) / max(1.0, sum(weights))
+            weights = ended if name.startswith("rollout/") else [1.0] * len(each)
+            told = [(metrics[name], w) for metrics, w in zip(each, weights, strict=True) if name in metrics]
+            found[name] = sum(value * w for value, w in told) / max(1.0, sum(w for _, w in told))
         found["rollout/episodes"] = sum(metrics["rollout/episodes"] for metrics in each)
         return {**found, **lags_told(lags)}
 
