@@ -233,9 +233,13 @@ class KernelWorld(World):
 
     @property
     def time_limit(self) -> int | None:
-        own = any("truncated" in _parameters(f) for f in _functions(self._author_step))
+        own = any(self._truncates(function) for function in _functions(self._author_step))
         limit = self._settings["max_steps"]
         return None if own or self._is_torch("step") or limit == NO_LIMIT else limit
+
+    def _truncates(self, function: Any) -> bool:
+        """Whether a function of the author's may truncate an env twice within the time limit."""
+        return "truncated" in _parameters(function)
 
     @property
     def bytes_per_env(self) -> int:

@@ -273,7 +273,7 @@ class World(ABC):
     @property
     @abstractmethod
     def time_limit(self) -> int | None:
-        """Steps after which an episode is truncated, if that is the only way it can be; else None."""
+        """Steps within which no env is truncated twice, if there are any; else None."""
 
     @property
     @abstractmethod

@@ -58,7 +58,7 @@ class Rollout:
     valued: bool = False
     """Whether the first T rows of `value` come with the actions."""
     time_limit: int | None = None
-    """Steps after which episodes are truncated, and not before (None: there are other rules)."""
+    """Steps within which no env is truncated twice (None: there are none)."""
     reducer: Reducer = ALONE
     """The processes that fill rollouts like this one, each with envs of its own, and learn from all of them."""
 

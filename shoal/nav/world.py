@@ -447,6 +447,10 @@ class NavWorld(KernelWorld):
             ahead = torch.frac(self.store.env_id.double() * GOLDEN) * self.config.max_steps
             self.store.head_start.copy_(torch.where(mask, ahead.int(), self.store.head_start))
 
+    def _truncates(self, function: Any) -> bool:
+        # `move` ends the first episode of an env sooner, and no two within the time limit.
+        return function is not move and super()._truncates(function)
+
     def tend(self) -> None:
         if self._site is not None:
             self._site.poll()

@@ -269,6 +269,7 @@ def test_staggered_envs_end_their_first_episodes_at_different_steps(make):
     assert torch.equal(first + 30, 59 - ends.flip(0).int().argmax(dim=0))
     stats = world.statistics()
     assert torch.equal(stats.length_sum, first + 1 + 30)
+    assert ends.unfold(0, world.time_limit, 1).sum(-1).max() == 1  # so a rollout keeps one final observation of each
     assert not Flee.playing(world.config).stagger
 
 
