@@ -1,6 +1,7 @@
 """The trainer: collect, learn, count. It knows nothing of files or terminals."""
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
@@ -49,6 +50,8 @@ class Trainer(Counted):
     def __init__(self, job: Job, processes: Processes | None = None):
         config = job.train
         _set_precision(config.deterministic)
+        # Told whenever torch compiles the losses for a GPU, and of no use to anybody here.
+        warnings.filterwarnings("ignore", r"\s*Online softmax is disabled on the fly", UserWarning)
         self.job = job
         self.processes = processes = processes or Processes()
         compiled, bf16 = config.compile == "on", config.precision == "bf16"
