@@ -6,7 +6,8 @@ import warp as wp
 
 from shoal.core.stages import agents_mean
 from shoal.core.store import Field
-from shoal.nav.world import NavConfig, NavWorld, draw_start, enter_scene, keep_start, move, show_previous
+from shoal.nav.stages import draw_start, enter_scene, keep_start, move, show_previous
+from shoal.nav.world import NavConfig, NavWorld
 
 REACH = wp.constant(32)
 """Cells on each side of the start that are told apart."""

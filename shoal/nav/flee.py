@@ -5,8 +5,9 @@ import warp as wp
 from shoal.core.stages import agents_mean
 from shoal.core.store import Field
 from shoal.nav.geodesic import distance_or
+from shoal.nav.stages import draw_start, enter_scene, keep_start, move, show_previous
 from shoal.nav.walk import Ground
-from shoal.nav.world import NavWorld, draw_start, enter_scene, keep_start, move, show_previous
+from shoal.nav.world import NavWorld
 
 
 @wp.func

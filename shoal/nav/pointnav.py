@@ -7,18 +7,9 @@ import warp as wp
 from shoal.core.store import Field
 from shoal.errors import require
 from shoal.nav.geodesic import distance_or
+from shoal.nav.stages import PREVIOUS, STOP, draw_route, enter_scene, keep_start, move, show_previous
 from shoal.nav.walk import Ground
-from shoal.nav.world import (
-    PREVIOUS,
-    STOP,
-    NavConfig,
-    NavWorld,
-    draw_route,
-    enter_scene,
-    keep_start,
-    move,
-    show_previous,
-)
+from shoal.nav.world import NavConfig, NavWorld
 
 
 @dataclass(frozen=True)

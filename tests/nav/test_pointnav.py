@@ -9,7 +9,7 @@ import torch
 from shoal.errors import ShoalError
 from shoal.nav.maps import remember_path
 from shoal.nav.pointnav import PointNav, PointNavConfig
-from shoal.nav.world import FORWARD, LEFT, RIGHT, STOP
+from shoal.nav.stages import FORWARD, LEFT, RIGHT, STOP
 from shoal.render.renderer import Renderer, heading
 from tests.nav.rooms import room, write_obj
 

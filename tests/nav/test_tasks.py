@@ -14,7 +14,8 @@ from shoal.nav.explore import Explore, ExploreConfig
 from shoal.nav.flee import Flee
 from shoal.nav.pointnav import PointNav, PointNavConfig
 from shoal.nav.queries import Pathfinder
-from shoal.nav.world import FORWARD, LEFT, STOP, NavConfig, _unseen
+from shoal.nav.stages import FORWARD, LEFT, STOP
+from shoal.nav.world import NavConfig, _unseen
 from shoal.render.renderer import Renderer, heading
 from shoal.run.check import check_world
 from shoal.run.config import make_job
