@@ -233,13 +233,13 @@ class KernelWorld(World):
 
     @property
     def time_limit(self) -> int | None:
-        own = any(self._truncates(function) for function in _functions(self._author_step))
-        limit = self._settings["max_steps"]
-        return None if own or self._is_torch("step") or limit == NO_LIMIT else limit
+        author = [*_functions(self._author_step), *_functions(self._author_reset)]
+        own = any(self._truncates(function) for function in author)
+        return None if own or self._is_torch("step") else self._settings["max_steps"]
 
     def _truncates(self, function: Any) -> bool:
         """Whether a function of the author's may truncate an env twice within the time limit."""
-        return "truncated" in _parameters(function)
+        return "truncated" in parameters_of(function)
 
     @property
     def bytes_per_env(self) -> int:
@@ -390,7 +390,7 @@ class KernelWorld(World):
 
     def _standard(self, g: Group, function: Any, when: str, together: str = "") -> Call:
         """A function of core/stages.py for one group, bound to that group's arrays."""
-        parameters = _parameters(function)
+        parameters = parameters_of(function)
         names = {n: self._names[g.name, n] for n in parameters if (g.name, n) in self._names}
         return Call(function, g.agents if "agent" in parameters else 0, when, names, together)
 
@@ -413,17 +413,17 @@ class KernelWorld(World):
         for item in _functions(getattr(type(self), f"_author_{stage}")):
             group = self.group(item.group) if isinstance(item, Each) else only
             function = item.function if isinstance(item, Each) else item
-            per_agent = "agent" in _parameters(function)
+            per_agent = "agent" in parameters_of(function)
             if per_agent and len(self.groups) > 1 and not isinstance(item, Each):
                 raise ShoalError(f"{type(self).__name__}.{function.key} runs per agent: say for which group with Each.")
             renamed = {**(renames or {}), **self._held_actions()}
             names: dict[str, str] = {}
-            for name in _parameters(function):
+            for name in parameters_of(function):
                 own = f"{group.name}_{name}"
                 own = own if isinstance(item, Each) and (own in self.store or own in self._settings) else name
                 names[name] = renamed.get(own, own)
             # Functions that write what one agent sees touch nothing of one another's.
-            together = "observe" if any(n.endswith("observation") for n in _parameters(function)) else ""
+            together = "observe" if any(n.endswith("observation") for n in parameters_of(function)) else ""
             calls.append(Call(function, group.agents if per_agent else 0, when, names, together))
         return calls
 
@@ -541,6 +541,7 @@ def _functions(author: Any) -> list[Any]:
     return list(author) if isinstance(author, (list, tuple)) else [author]
 
 
-def _parameters(function: Any) -> Mapping[str, Any]:
+def parameters_of(function: Any) -> Mapping[str, Any]:
+    """Parameter name -> Warp type of an author's function; nothing of one that is no Warp function."""
     function = function.function if isinstance(function, Each) else function
     return function.input_types if isinstance(function, wp.Function) else {}

@@ -116,10 +116,17 @@ class Wrapper(World):
         return self.world._depth + 1 if isinstance(self.world, Wrapper) else 1
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        self.reset()
         self.world.load_state_dict(state)
-        for name, tensor in self._own_state().items():
-            tensor.copy_(state[name])
+        inner = self.world.outputs
+        self._allocate(inner)
+        self.outputs = self._own_outputs
+        if self.resumable:
+            for name, tensor in self._own_state().items():
+                tensor.copy_(state[name])
+            return
+        for tensor in self._buffers().values():  # other episodes have begun
+            tensor.zero_()
+        self._emit(inner, self.outputs, torch.ones_like(inner.terminated), None)
 
     @property
     def time_limit(self) -> int | None:

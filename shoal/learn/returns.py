@@ -59,11 +59,13 @@ def generalised_advantage(
             more = 0.0
         elif truncated[env, t]:
             slot -= 1
-            ahead = final_value[env, slot, agent]
             more = 0.0
-            if can_leave:
-                if not final_alive[env, slot, agent]:
-                    ahead = 0.0
+            ahead = value[env, t, agent]  # stands in for a final observation that there was no room for
+            if slot < final_value.shape[1]:
+                ahead = final_value[env, slot, agent]
+                if can_leave:
+                    if not final_alive[env, slot, agent]:
+                        ahead = 0.0
         elif can_leave:
             if not alive[env, t + 1, agent]:
                 ahead = 0.0

@@ -155,6 +155,15 @@ class GroundMemory:
             )
         return cells
 
+    def check_room(self, scene: Packed) -> None:
+        """Refuse a scene that has more cells than a row holds."""
+        need = self.cells_needed(scene.bounds, self.cell)
+        if need > self.cells:
+            raise ShoalError(
+                f"{scene.name} needs {need} cells of {self.cell} m, but there is room for {self.cells}; "
+                "use larger cells or allow for more of them."
+            )
+
     def survey(self, row: int) -> None:
         """Find the ground of the scene in a row, on torch's current stream; from the cache if it was found before.
 
@@ -163,12 +172,7 @@ class GroundMemory:
         scene = self.memory.scene(row)
         if scene is None:
             raise ShoalError(f"Row {row} of the scene memory is empty; there is no ground to find.")
-        need = self.cells_needed(scene.bounds, self.cell)
-        if need > self.cells:
-            raise ShoalError(
-                f"{scene.name} needs {need} cells of {self.cell} m, but there is room for {self.cells}; "
-                "use larger cells or allow for more of them."
-            )
+        self.check_room(scene)
         width, depth = _grid(scene.bounds, self.cell)
         size = (width, depth, max(1, min(STOREYS, self.cells // (width * depth))))
         x0, y0, z0 = scene.bounds[0]

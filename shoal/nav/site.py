@@ -45,14 +45,15 @@ class Site:
         memory = self.pool.memory
         first = [memory.scene(row) for row in range(memory.rows) if memory.scene(row)]
         try:
-            cells = GroundMemory.cells_for(first, cell, memory.device, memory.rows, goals, ROOM)
+            room = ROOM if self.pool.period else 1.0
+            cells = GroundMemory.cells_for(first, cell, memory.device, memory.rows, goals, room)
             self._make_tables(GroundMemory(memory, cells, body, cell), goals)
             for row in self.pool.active:
                 self.survey(row)
         except ShoalError:
             self.pool.close()
             raise
-        self.pool.before_use = self.survey
+        self.pool.before_room, self.pool.before_use = self.ground.check_room, self.survey
 
     def _make_tables(self, ground: GroundMemory, goals: int) -> None:
         self.ground, rows, device = ground, ground.memory.rows, ground.device

@@ -91,7 +91,6 @@ def enter_scene(
     bumps: wp.array2d(dtype=float),
     path_length: wp.array(dtype=float),
     collisions: wp.array(dtype=float),
-    head_start: wp.array(dtype=int),
     choice: wp.array(dtype=int),
     choices: wp.array(dtype=int),
 ):
@@ -107,6 +106,11 @@ def enter_scene(
         bumps[env, k] = 0.0
     path_length[env] = 0.0
     collisions[env] = 0.0
+
+
+@wp.func
+def begin_whole(env: int, head_start: wp.array(dtype=int)):
+    """An episode lasts as long as the time limit, unless it is the first of its env."""
     head_start[env] = 0
 
 

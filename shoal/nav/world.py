@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 import warp as wp
 
-from shoal.core.kernel_world import KernelWorld
+from shoal.core.kernel_world import KernelWorld, parameters_of
 from shoal.core.kernels import Call, Whole
 from shoal.core.launch import Plan, cpu_threads
 from shoal.core.spaces import Box, Discrete
@@ -20,7 +20,7 @@ from shoal.nav.episodes import Episodes, read_episodes
 from shoal.nav.ground import Body, check_cell
 from shoal.nav.maps import NavTracks, draw_env, remember_path
 from shoal.nav.site import Site
-from shoal.nav.stages import FORWARD, PREVIOUS, STOP, aim, move, show_alive
+from shoal.nav.stages import FORWARD, PREVIOUS, STOP, aim, begin_whole, move, show_alive
 from shoal.nav.walk import Ground
 from shoal.render.movers import Movers
 from shoal.render.renderer import Renderer
@@ -432,8 +432,8 @@ class NavWorld(KernelWorld):
             self.store.head_start.copy_(torch.where(mask, ahead.int(), self.store.head_start))
 
     def _truncates(self, function: Any) -> bool:
-        # `move` ends the first episode of an env sooner, and no two within the time limit.
-        return function is not move and super()._truncates(function)
+        # `move` ends the first episode of an env sooner by its head start, and so no two within the time limit.
+        return function is not move and (super()._truncates(function) or "head_start" in parameters_of(function))
 
     def tend(self) -> None:
         if self._site is not None:
@@ -472,6 +472,8 @@ class NavWorld(KernelWorld):
     def _author(self, stage: str, when: str, renames: dict[str, str] | None = None) -> list:
         calls = super()._author(stage, when, renames)
         agents = self.config.agents
+        if stage == "reset":
+            calls.append(Call(begin_whole, when=when))
         if stage == "step" and self.groups[0].leaves:
             calls.append(Call(show_alive, agents, when))
         if stage == "observe" and self.config.image != "none":

@@ -6,6 +6,7 @@ import torch
 
 from shoal.core.world import Group, World
 from shoal.core.wrappers import ActionRepeat, FrameStack, KeepAs, TimeLimit
+from shoal.errors import ShoalError
 from shoal.learn import DDPGConfig, QConfig
 from shoal.policy import ActorCritic, ContinuousQPolicy, Policy, QPolicy, Torso, choose_torso, core_maker
 from shoal.run.config import Job
@@ -25,15 +26,19 @@ def make_world(
     seen_to = {name: getattr(job.train, name) for name in cls.inside}
     world = wrapped(job, cls(num_envs or job.train.num_envs, job.train.device, config, **seen_to))
     kept = getattr(torch, job.train.observation_type)
-    return world if kept == torch.float32 or "observation_type" in world.inside else KeepAs(world, kept)
+    as_they_are = kept == torch.float32 or all(g.observation.dtype != torch.float32 for g in world.groups)
+    return world if as_they_are or "observation_type" in world.inside else KeepAs(world, kept)
 
 
 def wrapped(job: Job, world: World) -> World:
     """A world in the wrappers that a job names."""
+    if job.train.action_repeat > 1 and "action_repeat" not in world.inside:
+        if not world.on_device:  # an env whose episode ends would have to wait for the others
+            own = "; --frame-skip does what is meant" if hasattr(job.world_config, "frame_skip") else ""
+            raise ShoalError(f"--action-repeat does not go with {job.world}, whose envs are stepped all at once{own}.")
+        world = ActionRepeat(world, job.train.action_repeat)
     if job.train.time_limit is not None and "time_limit" not in world.inside:
         world = TimeLimit(world, job.train.time_limit)
-    if job.train.action_repeat > 1 and "action_repeat" not in world.inside:
-        world = ActionRepeat(world, job.train.action_repeat)
     if job.train.frame_stack > 1 and "frame_stack" not in world.inside:
         world = FrameStack(world, job.train.frame_stack)
     return world

@@ -137,7 +137,7 @@ class TrainConfig:
     frame_stack: int = 1
     """Show the last so many observations at once."""
     time_limit: int | None = None
-    """Truncate episodes after this many steps, besides the world's own limit."""
+    """Truncate episodes after this many steps of the policy, besides the world's own limit."""
     asynchronous: bool = False
     """Act and learn at the same time: rollouts are made by policies that are some updates old."""
     max_lag: int = 2

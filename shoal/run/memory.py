@@ -132,8 +132,8 @@ def estimate(job: Job, free: int | None = None) -> Estimate:
                 batch = batch * (burn_in + length + learn.n_step) // length
             update = update_limit = max(update, 3 * bytes_each * batch)
         else:
-            # Advantages and targets; weights of samples where agents leave; the order of PPO's samples or sequences.
-            per_step = 2 + (memory.alive is not None or memory.acting is not None)
+            # Advantages, targets, V-trace's ratios; weights where agents leave; the order of PPO's samples or sequences
+            per_step = 2 + (memory.alive is not None or memory.acting is not None) + getattr(learn, "vtrace", False)
             ordered = (1 if policy.state_size else steps) if hasattr(learn, "minibatches") else 0
             rollout += 4 * agents * (steps * per_step + ordered + memory.final_observation.shape[0] + 1)
             update = max(update, bytes_each * agents * steps // getattr(learn, "minibatches", 1))

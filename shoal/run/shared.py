@@ -97,9 +97,10 @@ class SharedTrainer(Counted):
         """Wait until as many rollouts as there are parts have been made and learnt from."""
         if not self._threads:
             self._start()
-        goal = self._done + len(self.parts)
-        goal -= goal % len(self.parts)
         with self._changed:
+            goal = self._done + len(self.parts)
+            goal -= goal % len(self.parts)
+            goal = min(goal, self.job.train.iterations * len(self.parts))  # parts go on while nobody waits for them
             self._changed.wait_for(lambda: self._done >= goal or self._fault is not None)
             if self._fault is not None:
                 raise self._fault

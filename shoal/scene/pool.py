@@ -123,6 +123,8 @@ class ScenePool:
         """int32 [envs]: where each env is."""
         self.before_use: Callable[[int], None] = lambda row: None
         """Called for a row that has come, before episodes may begin in it; it may refuse it with a ShoalError."""
+        self.before_room: Callable[[Packed], None] = lambda scene: None
+        """Called for a scene before room is made for it; likewise."""
         self.loaded, self.swaps = self.resident, 0
         self._polls = 0
         self._coming: Packed | None = None
@@ -131,6 +133,8 @@ class ScenePool:
         self._rows = torch.arange(self.memory.rows, dtype=torch.int32, device=self.device)
         self._census: tuple[list[int], torch.Tensor, torch.cuda.Event | None] | None = None
         self._refused: set[str] = set()
+        self._left_out: set[tuple[str, str]] = set()
+        """Names and keys of scenes that are not to be tried again."""
         # Also when the pool is forgotten, and at the end of the program.
         self._end = weakref.finalize(self, _shut, self._workshop, self._uploader)
         if not self.period:
@@ -150,16 +154,16 @@ class ScenePool:
             if not isinstance(outcome, Packed):
                 raise ShoalError(outcome or "The preparation of scenes was stopped.")
             first.append(outcome)
-        need = sum(scene.nbytes for scene in first)
+        need, spare = sum(scene.nbytes for scene in first), SPARE_ROWS if self.period else 0
         if limit is None:
-            # Room for some more, and for gaps.
-            limit = int(1.25 * (need + SPARE_ROWS * max(scene.nbytes for scene in first)))
+            # Room for some more, and for gaps, where any come.
+            limit = int(1.25 * (need + spare * max(scene.nbytes for scene in first))) if spare else need
         if need > limit:
             raise ShoalError(
                 f"{self.resident} scenes need {need / 1e6:.0f} MB, more than the limit of {limit / 1e6:.0f} MB; "
                 "give a larger limit or fewer resident scenes."
             )
-        self.memory = SceneMemory(limit, self.resident + SPARE_ROWS, self.device)
+        self.memory = SceneMemory(limit, self.resident + spare, self.device)
         for row, scene in enumerate(first):
             self.memory.put(row, scene)
         self.active = list(range(self.resident))
@@ -201,19 +205,28 @@ class ScenePool:
     def _fetch(self) -> Packed | None:
         """The next scene that the workshop has ready, if there is one."""
         outcome = self._workshop.take()
-        if isinstance(outcome, Packed) and outcome.nbytes > self.memory.limit:
-            need, limit = outcome.nbytes / 1e6, self.memory.limit / 1e6
-            outcome = f"{outcome.name} needs {need:.0f} MB, more than the limit of {limit:.0f} MB."
         if isinstance(outcome, str):
             self._refuse(outcome)
             return None
+        if outcome is None or (outcome.name, outcome.key) in self._left_out:
+            return None
+        try:
+            if outcome.nbytes > self.memory.limit:
+                need, limit = outcome.nbytes / 1e6, self.memory.limit / 1e6
+                raise ShoalError(f"{outcome.name} needs {need:.0f} MB, more than the limit of {limit:.0f} MB.")
+            self.before_room(outcome)
+        except ShoalError as error:
+            self._refuse(str(error), outcome)
+            return None
         return outcome
 
-    def _refuse(self, reason: str) -> None:
+    def _refuse(self, reason: str, scene: Packed | None = None) -> None:
         """In the middle of a training one bad scene is left out, with one warning; the resident ones go on."""
         if reason not in self._refused:
             warnings.warn(f"A scene is left out: {reason}", stacklevel=4)
         self._refused.add(reason)
+        if scene is not None:
+            self._left_out.add((scene.name, scene.key))
 
     def _board(self, scene: Packed) -> None:
         """Give the scene that comes a row and room, if there is any; else make some by sending the oldest away."""
@@ -224,7 +237,7 @@ class ScenePool:
                 self._send_away()
                 return
             elif not self._leaving:
-                self._refuse(f"{scene.name} does not fit beside one other scene; give a larger limit.")
+                self._refuse(f"{scene.name} does not fit beside one other scene; give a larger limit.", scene)
                 self._coming = None
                 return
             else:
@@ -245,13 +258,13 @@ class ScenePool:
             row = self._uploader.landed.get_nowait()
         except queue.Empty:
             return
-        self._coming, self._travelling, self._polls = None, False, 0
+        scene, self._coming, self._travelling, self._polls = self._coming, None, False, 0
         self.memory.publish(row)
         try:
             self.before_use(row)
         except ShoalError as error:
             self.memory.remove(row)
-            self._refuse(str(error))
+            self._refuse(str(error), scene)
             return
         self.active.append(row)
         self.loaded += 1

@@ -10,6 +10,7 @@ import warp as wp
 from shoal.core import Box, Discrete, Field, Group, KernelWorld
 from shoal.core.wrappers import ActionRepeat, Apply, FrameStack, TimeLimit, TransformObservation, TransformReward
 from shoal.errors import ShoalError
+from shoal.run.collect import truncations
 from tests.helpers import Counting, CountingTwin, assert_same, play_twins, play_world, random_actions, saved
 
 ENVS = 9
@@ -255,6 +256,40 @@ def test_time_limits_that_wrappers_tell():
     assert TimeLimit(counting(5), 3).time_limit == 3
     assert TimeLimit(counting(5), 9).time_limit == 5
     assert FrameStack(counting(5), 2).time_limit == 5
+
+
+@wp.func
+def drift(env: int, x: wp.array[float]):
+    x[env] = x[env] + 1.0
+
+
+@wp.func
+def arrive(env: int, x: wp.array[float]):
+    x[env] = 0.0
+
+
+@wp.func
+def look(env: int, x: wp.array[float], observation: wp.array2d[float]):
+    observation[env, 0] = x[env]
+
+
+class Endless(KernelWorld):
+    """No time limit, and nothing that truncates."""
+
+    @dataclass(frozen=True)
+    class Config:
+        """Nothing to set."""
+
+    state = dict(x=Field(float))
+    groups = (Group("one", observation=Box(1), action=Discrete(2)),)
+    step, reset, observe = [drift], [arrive], [look]
+
+
+def test_worlds_that_never_truncate_keep_room_for_one_final_observation():
+    world = Endless(2)
+    assert truncations(world.time_limit, 64) == truncations(TimeLimit(Endless(2), 300).time_limit, 64) == 1
+    assert truncations(TimeLimit(world, 16).time_limit, 64) == 4
+    assert ActionRepeat(world, 4).time_limit > 10**8
 
 
 @pytest.mark.parametrize(

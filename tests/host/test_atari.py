@@ -8,6 +8,8 @@ import torch
 from shoal.core.launch import cpu_threads
 from shoal.errors import ShoalError
 from shoal.host.native import giving_way, pack_seeds
+from shoal.host.world import HostWorld
+from shoal.run.build import make_world
 from shoal.run.config import make_job
 from shoal.run.trainer import Trainer
 from shoal.worlds import world_class
@@ -98,6 +100,13 @@ def test_a_policy_sees_four_frames_that_are_stored_once():
     assert rollout.observation.shape == (3 + 8 + 1, 4, 1, 1, 84, 84)
     assert trainer.policies["agent"].group.seen.shape == (4, 84, 84)
     trainer.world.close()
+
+
+def test_wrappers_that_cannot_be_or_need_not_be():
+    """Games are stepped all at once, and their bytes are kept as they are."""
+    with pytest.raises(ShoalError, match="--frame-skip does what is meant"):
+        make_world(make_job("ale:pong", action_repeat=2, device="cpu"), 2)
+    assert isinstance(make_world(make_job("ale:pong", observation_type="float16", device="cpu"), 2), HostWorld)
 
 
 def test_bad_settings_are_refused():

@@ -57,6 +57,18 @@ def test_an_agent_that_leaves_as_its_env_is_cut_off_has_no_future():
     assert advantage[0, 0].tolist() == [2.0 + 0.5 * 7.0 - 3.0, 2.0 - 3.0]
 
 
+def test_a_final_observation_that_was_not_kept_is_worth_what_was_expected():
+    """A world that truncates more often than it said: nothing beyond the memory of final values is read."""
+    rollout = random_rollout(3, 1, 1, False, 0)
+    rollout.terminated.fill_(False)
+    rollout.truncated.fill_(True)
+    rollout.reward.zero_()
+    memory = torch.tensor([5.0, 1e6, 1e6]).view(3, 1, 1)
+    value = torch.tensor([1.0, 2.0, 3.0, 4.0]).view(4, 1, 1)
+    advantage, _ = advantages(rollout, value, memory[:1], gamma=0.5, lam=0.9)
+    assert advantage[:, 0, 0].tolist() == [0.5 * 5.0 - 1.0, 0.5 * 2.0 - 2.0, 0.5 * 3.0 - 3.0]
+
+
 def test_rewards_between_two_choices_belong_to_the_first():
     """By hand: one choice at row 0, the next at row 3."""
     rollout = random_rollout(4, 1, 1, False, 0, 0.0, 0.0, waits=True)

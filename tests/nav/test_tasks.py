@@ -7,14 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import warp as wp
 
+from shoal.core.wrappers import ActionRepeat, TimeLimit
 from shoal.errors import ShoalError
 from shoal.nav.episodes import sample_episodes, write_episodes
 from shoal.nav.explore import Explore, ExploreConfig
 from shoal.nav.flee import Flee
 from shoal.nav.pointnav import PointNav, PointNavConfig
 from shoal.nav.queries import Pathfinder
-from shoal.nav.stages import FORWARD, LEFT, STOP
+from shoal.nav.stages import FORWARD, LEFT, STOP, draw_start, enter_scene, keep_start
 from shoal.nav.world import NavConfig, _unseen
 from shoal.render.renderer import Renderer, heading
 from shoal.run.check import check_world
@@ -25,6 +27,25 @@ from tests.nav.rooms import making, room, write_obj
 from tests.scene.shapes import make_scene
 
 SIZE = 16
+
+
+@wp.func
+def enter_elsewhere(
+    env: int,
+    agents: int,
+    row: wp.array2d(dtype=int),
+    present: wp.array2d(dtype=wp.bool),
+    choice: wp.array(dtype=int),
+):
+    """A scene function that knows nothing of what `enter_scene` clears."""
+    for k in range(agents):
+        row[env, k] = choice[0]
+        present[env, k] = True
+
+
+@wp.func
+def end_early(env: int, head_start: wp.array(dtype=int)):
+    head_start[env] = 15
 
 
 @pytest.fixture
@@ -241,6 +262,34 @@ def test_a_resumed_run_counts_no_episode_that_was_under_way(make):
     world.load_state_dict(state)
     after = world.statistics()
     assert (int(after.episodes.sum()), int(after.length_sum.sum())) == counts
+
+
+@pytest.mark.parametrize("wrap", [lambda w: TimeLimit(w, 10), lambda w: ActionRepeat(w, 2)], ids=["limit", "repeat"])
+def test_a_wrapper_shows_the_episodes_that_begin_with_a_resume(make, wrap):
+    world = wrap(make(Flee, NavConfig))
+    world.reset(5)
+    for _ in range(7):
+        world.step(torch.zeros(4, 1, dtype=torch.int32))
+    state = {name: tensor.clone() for name, tensor in world.state_dict().items()}
+    world.load_state_dict(state)
+    inner = world.world
+    assert torch.equal(world.outputs.groups["agent"].observation, inner.outputs.groups["agent"].observation)
+    assert all(not tensor.any() for tensor in world._buffers().values())
+    assert not torch.equal(world.outputs.groups["agent"].observation, state[next(k for k in state if "agent.obs" in k)])
+
+
+def test_only_the_first_episode_of_an_env_is_short_whatever_a_task_does_at_its_start(make):
+    class Own(Flee):
+        reset = [enter_elsewhere, draw_start, keep_start]
+
+    class Early(Flee):
+        reset = [enter_scene, draw_start, keep_start, end_early]
+
+    assert make(Own, NavConfig, stagger=True).time_limit == 30
+    assert make(Early, NavConfig, stagger=True).time_limit is None
+    world = make(Own, NavConfig, envs=10, stagger=True)
+    ends = torch.stack([act(world, LEFT).truncated.clone() for _ in range(90)])
+    assert ends.unfold(0, world.time_limit, 1).sum(-1).max() == 1
 
 
 def test_test_scenes_are_never_those_of_training(tmp_path):

@@ -311,7 +311,7 @@ def test_actor_learners_balance_the_pole(tmp_path):
 
 
 def shared_trainer(**settings) -> SharedTrainer:
-    return SharedTrainer(make_job("cartpole", algo="a3c", actors=4, total_steps=10**6, **{**SMALL, **settings}))
+    return SharedTrainer(make_job("cartpole", algo="a3c", actors=4, **{**SMALL, "total_steps": 10**6, **settings}))
 
 
 def test_episodes_of_all_actors_count_alike():
@@ -323,6 +323,19 @@ def test_episodes_of_all_actors_count_alike():
         told = trainer.read_metrics()
     assert told["rollout/ep_rew_mean"] == told["rollout/ep_len_mean"] == pytest.approx(600 / 11)
     assert told["rollout/episodes"] == 11
+
+
+def test_actor_learners_that_finish_before_they_are_awaited_hold_up_nobody():
+    """The last rollouts may be done between two looks at whether all is done."""
+    with closing(shared_trainer(total_steps=4 * SMALL["num_envs"] * SMALL["rollout"])) as trainer:
+        trainer.iterate()
+        for thread in trainer._threads:
+            thread.join()
+        assert trainer.done
+        late = threading.Thread(target=trainer.iterate, daemon=True)
+        late.start()
+        late.join(20)
+        assert not late.is_alive()
 
 
 def test_actor_learners_stand_still_at_once():

@@ -211,7 +211,11 @@ def test_memory_is_told_beforehand(world, algo, kind):
 
 
 @pytest.mark.parametrize("algo", ["a2c", "ppo"])
-@pytest.mark.parametrize("changes", [dict(frame_stack=4), dict(core="lstm", core_size=7)], ids=["stacked", "recurrent"])
+@pytest.mark.parametrize(
+    "changes",
+    [dict(frame_stack=4), dict(core="lstm", core_size=7), dict(vtrace=True)],
+    ids=["stacked", "recurrent", "vtrace"],
+)
 def test_memory_of_what_is_carried_is_told_to_the_byte(algo, changes):
     made = make_job("tag-grid", algo=algo, num_envs=64, rollout=16, total_steps=1e6, device="cpu", **changes)
     trainer = Trainer(made)

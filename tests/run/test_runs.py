@@ -10,6 +10,7 @@ import torch
 
 import shoal
 from shoal.errors import ShoalError
+from shoal.run.build import make_world
 from shoal.run.checkpoint import load_checkpoint
 from shoal.run.config import make_job
 from shoal.run.train import load_run
@@ -122,6 +123,16 @@ def test_settings_that_do_not_exist_are_refused():
 def test_large_numbers_may_be_written_with_an_exponent():
     assert make_job("cartpole", total_steps="1e8").train.total_steps == 100_000_000
     assert make_job("cartpole", total_steps=1e6).train.total_steps == 1_000_000
+
+
+@pytest.mark.parametrize(("name", "config"), [("pendulum", {}), ("gym:Pendulum-v1", dict(batch="serial", phase=0))])
+def test_a_time_limit_counts_what_the_policy_does(name, config):
+    """20 choices of 4 steps each, whether a wrapper repeats them or the world itself."""
+    world = make_world(make_job(name, num_envs=1, device="cpu", time_limit=20, action_repeat=4, world_config=config))
+    world.reset(0)
+    ends = [bool(world.step(torch.zeros(1, 1, 1)).truncated) for _ in range(20)]
+    world.close()
+    assert ends == [False] * 19 + [True]
 
 
 def test_time_limit_reserves_room_for_every_truncation():

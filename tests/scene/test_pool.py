@@ -216,6 +216,41 @@ def test_a_scene_that_is_refused_before_use_is_left_out(rooms):
         assert pool.swaps >= 6
 
 
+def test_nobody_makes_room_for_a_scene_that_is_refused(rooms):
+    """Neither before it is known to be refused, if that can be told by looking at it, nor when it comes again."""
+    asked, moved = [], []
+
+    def only_small(scene):
+        asked.append(scene.name)
+        if -scene.bounds[0, 0] > 5:
+            raise ShoalError(f"{scene.name} is too large.")
+
+    def not_the_fifth(row):
+        moved.append(pool.memory.scene(row).name)
+        if half_side(pool, row) == 5:
+            raise ShoalError(f"{moved[-1]} is not wanted.")
+
+    with ScenePool(rooms, envs=2, resident=2, workers=1) as pool:
+        pool.before_room, pool.before_use = only_small, not_the_fifth
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            deadline = time.time() + 60
+            while pool.swaps < 12 and time.time() < deadline:
+                pool.poll()
+                pool.move(torch.tensor([True, True]))
+        assert pool.swaps >= 12
+    large = {name for name in asked if int(name[4]) > 5}
+    assert large
+    assert not large & set(moved)
+    assert max(asked.count(name) for name in large) == 1
+    assert sum(name.startswith("room5") for name in moved) <= 1
+
+
+def test_scenes_that_stay_take_no_room_for_others(rooms):
+    with ScenePool(rooms, envs=2, resident=3, period=0, workers=1) as pool:
+        assert (pool.memory.rows, pool.memory.used) == (3, pool.memory.limit)
+
+
 def test_a_worker_that_is_killed_is_replaced(rooms):
     pool = ScenePool(rooms, envs=2, resident=2, workers=1)
     try:
