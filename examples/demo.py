@@ -1,8 +1,11 @@
 """The demo: train taggers and runners against each other on the machine it finds, evaluate, draw and record them."""
 
+import sys
+
 import torch
 
 import shoal
+from shoal.run.train import Stopped
 from shoal.view.plot import plot_runs
 from shoal.view.video import record
 
@@ -40,4 +43,8 @@ def main(**settings) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Stopped as stop:
+        print(f"demo: {stop}", file=sys.stderr)
+        sys.exit(stop.exit_code)

@@ -43,8 +43,9 @@ def main(arguments: list[str] | None = None) -> int:
 
         print(f"shoal {__version__}")
         return 0
-    from shoal.errors import NEVER_BEGAN, ShoalError, unknown
+    from shoal.errors import NEVER_BEGAN, ShoalError, plain_warnings, unknown
 
+    plain_warnings()
     try:
         if words[0] not in COMMANDS:
             raise unknown("command", words[0], COMMANDS)

@@ -1,6 +1,7 @@
 """The one error that is meant for the person at the keyboard, and checks that raise it."""
 
 import difflib
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,6 +50,21 @@ def require(name: str, value: Any, good: bool, rule: str) -> None:
     """Refuse a setting that breaks a rule, by the name of its flag."""
     if not good:
         raise ShoalError(f"--{name} must be {rule}, got {value}.")
+
+
+def missing(kind: str, path: Path) -> str:
+    """What to say of a path that leads nowhere."""
+    return f"There is no {kind} {path}" + ("." if path.is_absolute() else f" in {Path.cwd()}.")
+
+
+def plain_warnings() -> None:
+    """Warnings that are meant for the person at the keyboard, without the line of code that gave them."""
+    usual = warnings.formatwarning
+
+    def told(message: Any, category: type[Warning], *place: Any) -> str:
+        return f"warning: {message}\n" if category is UserWarning else usual(message, category, *place)
+
+    warnings.formatwarning = told
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> ShoalError:

@@ -226,7 +226,7 @@ class World(ABC):
         return config
 
     def get_ready(self, seed: int) -> None:
-        """Called some time before `reset(seed)`: begin what that will need, in the background. It must not wait."""
+        """Called some time before `reset(seed)`: begin what that will need, and refuse now what cannot be."""
 
     @abstractmethod
     def reset(self, seed: int = 0, first_env: int = 0) -> Outputs:

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from shoal.errors import ShoalError, make_folder, writing
+from shoal.errors import ShoalError, make_folder, missing, writing
 from shoal.nav.ground import SMALLEST_REGION, GroundMemory
 from shoal.nav.queries import Pathfinder
 from shoal.scene.load import ENDINGS
@@ -179,7 +179,7 @@ def _files(path: Path) -> tuple[list[Path], list[Path]]:
         if path.is_file():
             return [path], _episode_files(path.parent / "content")
         if not path.is_dir():
-            raise ShoalError(f"There is no file or folder {path}.")
+            raise ShoalError(missing("file or folder", path))
         inner = _episode_files(path / "content")
         tops = _episode_files(path)
         if inner:

@@ -141,6 +141,7 @@ class NavWorld(KernelWorld):
 
     Config = NavConfig
     resumable = False
+    inside = ("time_limit",)
     slow_to_open = True
     picture_size, picture_rate = (768, 320), 10
     stops: ClassVar[bool] = True
@@ -267,9 +268,18 @@ class NavWorld(KernelWorld):
 
     shown = playing
 
-    def __init__(self, num_envs: int, device: str | torch.device = "cpu", config: Any = None):
+    def __init__(
+        self,
+        num_envs: int,
+        device: str | torch.device = "cpu",
+        config: Any = None,
+        time_limit: int | None = None,
+    ):
         self._site: Site | None = None
         self._errand: Errand | None = None
+        if time_limit is not None:  # episodes that begin out of phase must know it
+            config = config or self.Config()
+            config = replace(config, max_steps=min(config.max_steps, time_limit))
         super().__init__(num_envs, device, config)
 
     # --- scenes ----------------------------------------------------------------------------------------------------
@@ -314,6 +324,11 @@ class NavWorld(KernelWorld):
         return expand(sources)
 
     @property
+    def _episode_files(self) -> str:
+        """The episodes to play; empty: they are drawn."""
+        return self.config.test_episode_files if self.config.playing else self.config.episode_files
+
+    @property
     def _resident(self) -> int:
         """Scenes on the device at a time."""
         return min(self.config.held_out, self.num_envs) if self.config.playing else self.config.resident
@@ -324,18 +339,20 @@ class NavWorld(KernelWorld):
         return None
 
     def get_ready(self, seed: int) -> None:
-        """Let other processes prepare the first scenes."""
+        """Let other processes prepare the first scenes; those of files, which may be anything, are opened now."""
         sources = self._sources()
         first = list(islice(course(sources, seed), min(self._resident, len(sources))))
         check_there(first)
+        if self._episode_files or not all(map(_is_built, first)):
+            self.reset(seed)
+            return
         self._errand = Errand(first, self.config.up, self.config.scale, max(1, cpu_threads() // 2))
 
     def _open(self, seed: int) -> None:
         """Load the first scenes and find their ground."""
         config, sources = self.config, self._sources()
         self._end_errand()
-        files = config.test_episode_files if config.playing else config.episode_files
-        episodes = read_episodes(files, sources) if files else None
+        episodes = read_episodes(self._episode_files, sources) if self._episode_files else None
         self._site = Site(
             sources,
             self.num_envs,

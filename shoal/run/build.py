@@ -24,6 +24,8 @@ def make_world(
     if purpose != "training":
         config = getattr(cls, purpose)(config)
     seen_to = {name: getattr(job.train, name) for name in cls.inside}
+    if seen_to.get("time_limit") and "action_repeat" not in cls.inside:  # it counts choices, a world its own steps
+        seen_to["time_limit"] *= job.train.action_repeat
     world = wrapped(job, cls(num_envs or job.train.num_envs, job.train.device, config, **seen_to))
     kept = getattr(torch, job.train.observation_type)
     as_they_are = kept == torch.float32 or all(g.observation.dtype != torch.float32 for g in world.groups)

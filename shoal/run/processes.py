@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 
 from shoal.core.reduce import ALONE, GroupReducer, Reducer
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, plain_warnings
 from shoal.run.config import AUTO, Job, TrainConfig
 
 RESTARTS = 3
@@ -517,6 +517,7 @@ def work(path: str, outcome: str) -> int:
     """One of the processes that `launch` starts. Bad input is noted and exits with 0: to start again would not help."""
     from shoal.run.train import Stopped, continue_run
 
+    plain_warnings()
     file = Path(outcome)
     threading.Thread(target=_watch, args=(file, os.getppid()), daemon=True).start()
     try:

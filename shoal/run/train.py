@@ -345,12 +345,25 @@ class _Session:
         self.progress.say(f"ready after {time.monotonic() - start:.1f} s")
         if begun:
             self._restore(loaded[0] if loaded else None)
-        self.writer = MetricsWriter(folder.path, self.progress.warn) if processes.leads else None
         self.stage: World | None = None
         """Where this run is evaluated, if it is kept."""
-        if self.trainer.world.slow_to_open and config.eval_episodes and processes.leads:
-            self.stage = make_world(job, config.eval_episodes, "playing")
-            self.stage.get_ready(evaluation_seed(job, None))
+        if self.trainer.world.slow_to_open and config.eval_episodes:
+            try:
+                processes.lead(self._set_stage)
+            except BaseException:
+                self.trainer.close()
+                raise
+        self.writer = MetricsWriter(folder.path, self.progress.warn) if processes.leads else None
+
+    def _set_stage(self) -> None:
+        """Make the world of evaluations; what is wrong with it is told now, not after hours of training."""
+        self.progress.say("preparing the scenes of evaluations")
+        self.stage = make_world(self.job, self.job.train.eval_episodes, "playing")
+        try:
+            self.stage.get_ready(evaluation_seed(self.job, None))
+        except BaseException:
+            self.stage.close()
+            raise
 
     def _load(self, loaded: list[Checkpoint], resumed: Job | None) -> tuple[bool, int]:
         """Read the newest good checkpoint, if there is any, and forget what was written after it."""

@@ -9,7 +9,7 @@ from pathlib import Path, PureWindowsPath
 import numpy as np
 from PIL import Image
 
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, missing
 
 LARGEST_FILE = 8 * 2**30
 """Bytes. Fifty million triangles fit in it; beyond it something else was named by mistake."""
@@ -34,7 +34,7 @@ class Source:
         if folder:
             raise ShoalError(f"{self.path} is a folder; name the mesh file inside it.")
         if not there:
-            raise ShoalError(f"There is no file {self.path}.")
+            raise ShoalError(missing("file", self.path))
         if not plain:
             raise ShoalError(f"{self.path} is not a plain file.")
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 import warp as wp
 
+import shoal
 from shoal.core.wrappers import ActionRepeat, TimeLimit
 from shoal.errors import ShoalError
 from shoal.nav.episodes import sample_episodes, write_episodes
@@ -19,6 +20,7 @@ from shoal.nav.queries import Pathfinder
 from shoal.nav.stages import FORWARD, LEFT, STOP, draw_start, enter_scene, keep_start
 from shoal.nav.world import NavConfig, _unseen
 from shoal.render.renderer import Renderer, heading
+from shoal.run.build import make_world
 from shoal.run.check import check_world
 from shoal.run.config import make_job
 from shoal.run.trainer import Trainer
@@ -323,6 +325,17 @@ def test_staggered_envs_end_their_first_episodes_at_different_steps(make):
     assert not Flee.playing(world.config).stagger
 
 
+def test_a_shorter_time_limit_keeps_envs_out_of_phase(make):
+    config = dict(scenes=make(Flee, NavConfig).config.scenes, up="z", resident=1, goals=2, image="none", stagger=True)
+    settings = dict(num_envs=20, device="cpu", world_config=config)
+    with closing(make_world(make_job("flee", time_limit=10, **settings))) as world:
+        world.reset(0)
+        ends = torch.stack([world.step(torch.zeros(20, 1, dtype=torch.int32)).truncated.clone() for _ in range(30)])
+    assert ends.sum(1).max() <= 3
+    assert world.time_limit == 10
+    assert make_world(make_job("flee", time_limit=10, action_repeat=2, **settings)).time_limit == 10
+
+
 def test_tasks_pass_the_checks_for_authors(make):
     config = make(Flee, NavConfig, stagger=True).config
     found = check_world(Flee, config, envs=8, steps=40, debug=False)
@@ -331,11 +344,9 @@ def test_tasks_pass_the_checks_for_authors(make):
 
 
 def test_what_is_prepared_beforehand_is_what_is_opened(tmp_path, monkeypatch):
-    """Of six rooms three are played in: they alone are in the cache, before anything is opened and afterwards."""
+    """Of six cabins three are played in: they alone are in the cache, before anything is opened and afterwards."""
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
-    for k in range(6):
-        write_obj(tmp_path / f"room{k}.obj", room((4.0 + k, 5.0)))
-    config = NavConfig(scenes=str(tmp_path), up="z", held_out=3, goals=2, image="none", playing=True)
+    config = NavConfig(test_scenes="cabin:0-5@0", held_out=3, goals=2, image="none", playing=True)
     world = Flee(4, "cpu", config)
     world.get_ready(8)
     world._errand.wait()
@@ -346,6 +357,27 @@ def test_what_is_prepared_beforehand_is_what_is_opened(tmp_path, monkeypatch):
     opened = {path for path in (tmp_path / "cache").iterdir() if "ground" not in path.name}
     world.close()
     assert opened == kept
+
+
+@pytest.mark.parametrize(
+    ("playing", "told"),
+    [
+        (dict(test_scenes="{0}/wall.obj"), "no walkable floor"),
+        (dict(test_episode_files="{0}/none"), "There is no file or folder"),
+    ],
+)
+def test_evaluations_that_cannot_be_are_refused_before_training(tmp_path, monkeypatch, playing, told):
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
+    scene = write_obj(tmp_path / "room.obj", room((5.0, 5.0)))
+    write_obj(tmp_path / "wall.obj", room((0.2, 5.0)))
+    config = dict(scenes=scene, up="z", resident=1, goals=4, size=SIZE)
+    config |= {name: path.format(tmp_path) for name, path in playing.items()}
+    with pytest.raises(ShoalError, match=told):
+        shoal.train(
+            "pointnav", device="cpu", num_envs=8, total_steps=10_000, eval_episodes=2, quiet=True,
+            run_dir=tmp_path / "run", world_config=config,
+        )  # fmt: skip
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_agent_learns_to_walk_to_its_goal(make):
