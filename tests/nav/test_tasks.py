@@ -327,7 +327,7 @@ def test_staggered_envs_end_their_first_episodes_at_different_steps(make):
 
 def test_a_shorter_time_limit_keeps_envs_out_of_phase(make):
     config = dict(scenes=make(Flee, NavConfig).config.scenes, up="z", resident=1, goals=2, image="none", stagger=True)
-    settings = dict(num_envs=20, device="cpu", world_config=config)
+    settings = dict(num_envs=20, minibatches=1, device="cpu", world_config=config)
     with closing(make_world(make_job("flee", time_limit=10, **settings))) as world:
         world.reset(0)
         ends = torch.stack([world.step(torch.zeros(20, 1, dtype=torch.int32)).truncated.clone() for _ in range(30)])
