@@ -8,6 +8,7 @@ import torch
 import warp as wp
 
 from shoal.core import Box, Discrete, Field, Group, KernelWorld
+from shoal.core.kernel_world import NO_LIMIT
 from shoal.core.world import GroupOutputs, Outputs
 from shoal.errors import ShoalError
 from tests.helpers import (
@@ -201,7 +202,7 @@ def test_time_limit_is_known_only_if_it_is_the_only_cut():
         truncated[env] = True
 
     assert Counting(1).time_limit == 5
-    assert world_with(count_zero)(1).time_limit is None
+    assert world_with(count_zero)(1).time_limit == NO_LIMIT
     assert world_with(cuts, Counting.Config)(1).time_limit is None
 
 
