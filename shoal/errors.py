@@ -59,12 +59,14 @@ def missing(kind: str, path: Path) -> str:
 
 def plain_warnings() -> None:
     """Warnings that are meant for the person at the keyboard, without the line of code that gave them."""
-    usual = warnings.formatwarning
+    warnings.formatwarning = _told
 
-    def told(message: Any, category: type[Warning], *place: Any) -> str:
-        return f"warning: {message}\n" if category is UserWarning else usual(message, category, *place)
 
-    warnings.formatwarning = told
+_usual = warnings.formatwarning
+
+
+def _told(message: Any, category: type[Warning], *place: Any) -> str:
+    return f"warning: {message}\n" if category is UserWarning else _usual(message, category, *place)
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> ShoalError:

@@ -490,7 +490,7 @@ class NavWorld(KernelWorld):
         calls = super()._author(stage, when, renames)
         agents = self.config.agents
         if stage == "reset":
-            calls.append(Call(begin_whole, when=when))
+            calls.insert(0, Call(begin_whole, when=when))
         if stage == "step" and self.groups[0].leaves:
             calls.append(Call(show_alive, agents, when))
         if stage == "observe" and self.config.image != "none":

@@ -288,7 +288,10 @@ def test_only_the_first_episode_of_an_env_is_short_whatever_a_task_does_at_its_s
         reset = [enter_scene, draw_start, keep_start, end_early]
 
     assert make(Own, NavConfig, stagger=True).time_limit == 30
-    assert make(Early, NavConfig, stagger=True).time_limit is None
+    early = make(Early, NavConfig, stagger=True)
+    assert early.time_limit is None
+    cuts = torch.stack([act(early, LEFT).truncated[0].clone() for _ in range(60)]).nonzero().flatten()
+    assert cuts.diff().tolist()[-2:] == [15, 15]
     world = make(Own, NavConfig, envs=10, stagger=True)
     ends = torch.stack([act(world, LEFT).truncated.clone() for _ in range(90)])
     assert ends.unfold(0, world.time_limit, 1).sum(-1).max() == 1
