@@ -1,4 +1,4 @@
-"""The one error that is meant for the person at the keyboard, and checks that raise it."""
+"""The one error that is meant for the person at the keyboard, checks that raise it, and how warnings are shown."""
 
 import difflib
 import warnings
@@ -57,15 +57,15 @@ def missing(kind: str, path: Path) -> str:
     return f"There is no {kind} {path}" + ("." if path.is_absolute() else f" in {Path.cwd()}.")
 
 
-def plain_warnings() -> None:
-    """Warnings that are meant for the person at the keyboard, without the line of code that gave them."""
-    warnings.formatwarning = _told
-
-
 _usual = warnings.formatwarning
 
 
-def _told(message: Any, category: type[Warning], *place: Any) -> str:
+def plain_warnings() -> None:
+    """Show warnings that are meant for the person at the keyboard without the line of code that gave them."""
+    warnings.formatwarning = _as_told
+
+
+def _as_told(message: Any, category: type[Warning], *place: Any) -> str:
     return f"warning: {message}\n" if category is UserWarning else _usual(message, category, *place)
 
 
