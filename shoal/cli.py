@@ -79,11 +79,12 @@ def _resume(words: list[str]) -> int:
     parser.add_argument("--processes", type=int, help="processes to go on with (default: as many as before)")
     parser.add_argument("--gpus", type=int, help="GPUs of this machine to go on with, one process each")
     parser.add_argument("--quiet", action="store_true", help="no progress on the terminal")
+    _trust_argument(parser)
     options = parser.parse_args(words)
     from shoal.run.train import resume
 
     counts = options.processes, options.gpus
-    return _to_the_end(lambda: resume(options.run, options.total_steps, options.quiet, *counts))
+    return _to_the_end(lambda: resume(options.run, options.total_steps, options.quiet, *counts, options.trust))
 
 
 def _to_the_end(train: Callable) -> int:
@@ -143,7 +144,9 @@ def _eval(words: list[str]) -> int:
     if options.out:
         new_file(options.out, JSON, "An evaluation")
     maps = None if options.maps is None else Maps(options.maps)
-    run = load_run(options.run, options.checkpoint, options.device, options.random, options.load, options.set)
+    run = load_run(
+        options.run, options.checkpoint, options.device, options.random, options.load, options.set, options.trust
+    )
     maps_dir = options.maps_dir or run.path / "maps"
     if maps:
         make_folder(maps_dir)
@@ -177,7 +180,9 @@ def _record(words: list[str]) -> int:
     from shoal.run.train import load_run
     from shoal.view.video import record
 
-    run = load_run(options.run, options.checkpoint, options.device, options.random, options.load, options.set)
+    run = load_run(
+        options.run, options.checkpoint, options.device, options.random, options.load, options.set, options.trust
+    )
     print(record(run, options.out, options.envs, options.steps, options.fps, options.seed, options.sample))
     return 0
 
@@ -363,6 +368,13 @@ def _run_arguments(parser) -> None:
         "--sample",
         action=argparse.BooleanOptionalAction,
         help="draw actions instead of taking the likeliest (default: as the run's own evaluations)",
+    )
+    _trust_argument(parser)
+
+
+def _trust_argument(parser) -> None:
+    parser.add_argument(
+        "--trust", action="store_true", help="execute the run's own code although you have not trained it here"
     )
 
 

@@ -46,6 +46,13 @@ def new_file(path: Path | str, endings: tuple[str, ...], what: str) -> Path:
     return path
 
 
+def excerpt(text: Any, limit: int = 100) -> str:
+    """`text` for a message: at most `limit` characters, control codes escaped, on one line."""
+    shown = str(text)
+    cut = shown if len(shown) <= limit else f"{shown[:limit]}…"
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in cut)
+
+
 def require(name: str, value: Any, good: bool, rule: str) -> None:
     """Refuse a setting that breaks a rule, by the name of its flag."""
     if not good:
@@ -71,7 +78,10 @@ def _as_told(message: Any, category: type[Warning], *place: Any) -> str:
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> ShoalError:
     """An error for a name that does not exist, with the nearest one that does."""
-    names = sorted(known)
+    names, name = sorted(known), excerpt(name)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-    remedy = f"did you mean {near[0]!r}?" if near else f"choose one of: {', '.join(names)}."
+    if near:
+        remedy = f"did you mean {near[0]!r}?"
+    else:
+        remedy = f"choose one of: {', '.join(names)}." if names else "there is none to choose from."
     return ShoalError(f"There is no {kind} {name!r}; {remedy}")

@@ -1,13 +1,16 @@
 """One check for every dataclass of settings: values of the declared type, finite, among the declared choices; and how
 such values are read from text."""
 
-import math
+import sys
 import types
 import typing
 from dataclasses import fields
 from typing import Any
 
-from shoal.errors import ShoalError, unknown
+from shoal.errors import ShoalError, excerpt, unknown
+
+LARGEST = 2**62
+"""The largest whole number that a setting may have; a number of 64 bits holds it."""
 
 
 def check_settings(config: Any, prefix: str = "") -> None:
@@ -28,17 +31,26 @@ def _check(name: str, value: Any, kind: Any) -> None:
         _check(name, value, next(a for a in arguments if a is not type(None)))
     elif origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
         if not isinstance(value, (tuple, list)):
-            raise ShoalError(f"--{name} must be a list of values, got {value!r}.")
+            raise ShoalError(f"--{name} must be a list of values, got {_shown(value)}.")
         for part in value:
             _check(name, part, arguments[0])
     elif kind is float:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise ShoalError(f"--{name} must be a finite number, got {value!r}.")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
+            raise ShoalError(f"--{name} must be a finite number, got {_shown(value)}.")
     elif kind is int:
         if isinstance(value, bool) or not isinstance(value, int):
-            raise ShoalError(f"--{name} must be a whole number, got {value!r}.")
+            raise ShoalError(f"--{name} must be a whole number, got {_shown(value)}.")
+        if abs(value) > LARGEST:
+            raise ShoalError(f"--{name} must be within 2**62, got {_shown(value)}.")
     elif kind in (bool, str) and not isinstance(value, kind):
-        raise ShoalError(f"--{name} must be a {kind.__name__}, got {value!r}.")
+        raise ShoalError(f"--{name} must be a {kind.__name__}, got {_shown(value)}.")
+
+
+def _shown(value: Any) -> str:
+    """A value for an error message, cut where it is long."""
+    if isinstance(value, int) and abs(value) > LARGEST:
+        return f"a number of {value.bit_length()} bits"
+    return excerpt(repr(value))
 
 
 def read_setting(what: str, text: str, kind: Any) -> Any:

@@ -50,12 +50,15 @@ class HostConfig:
 
     def __post_init__(self):
         if isinstance(self.env_kwargs, Mapping):  # from Python
-            object.__setattr__(self, "env_kwargs", json.dumps(dict(self.env_kwargs)))
+            try:
+                object.__setattr__(self, "env_kwargs", json.dumps(dict(self.env_kwargs), allow_nan=False))
+            except (TypeError, ValueError, RecursionError) as error:
+                raise ShoalError(f"env_kwargs must hold JSON values only: {error}.") from None
         check_settings(self)
         try:
-            parsed = json.loads(self.env_kwargs)
-        except json.JSONDecodeError as error:
-            raise ShoalError(f"--env-kwargs must be JSON, got {self.env_kwargs!r}: {error}.") from None
+            parsed = json.loads(self.env_kwargs, parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as error:
+            raise ShoalError(f"--env-kwargs must be JSON, got {self.env_kwargs[:200]!r}: {error}.") from None
         if not isinstance(parsed, dict):
             raise ShoalError(f"--env-kwargs must be a JSON object like '{{\"gravity\": -5.0}}', got {self.env_kwargs}.")
         for name in ("workers", "phase", "restarts"):
@@ -67,3 +70,7 @@ class HostConfig:
             raise ShoalError(f"--turns must be at least 2, got {self.turns}; without turns it is --schedule lockstep.")
         if self.patience <= 0:
             raise ShoalError(f"--patience must be above 0, got {self.patience}.")
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 import tyro
 
 from shoal.core.settings import check_settings
-from shoal.errors import ShoalError, unknown
-from shoal.worlds import full_path, world_class
+from shoal.errors import ShoalError, excerpt, unknown
+from shoal.worlds import full_path, kind_of_world, world_class
 
 
 def parse_count(text: str) -> int:
@@ -70,6 +70,14 @@ def parse_envs(text: str) -> int:
     """A number of envs, or "auto"."""
     return AUTO if text == "auto" else parse_count(text)
 
+
+WIDEST, DEEPEST = 2**16, 256
+"""Limits of a network's layers."""
+
+MOST = dict(
+    num_envs=2**31 - 1, rollout=2**31 - 1, action_repeat=2**20, frame_stack=2**10, core_size=WIDEST, core_layers=DEEPEST
+)
+"""The largest values of settings that sizes are made of."""
 
 COMPILE_FROM_STEPS = 20_000_000
 """Length of a CPU run from which compiling (20 s) pays."""
@@ -162,12 +170,17 @@ class TrainConfig:
     """Seconds between two lines of metrics."""
     quiet: bool = False
     """No progress on the terminal."""
+    trust: bool = False
+    """Execute code that the runs named by --load need, although you have not trained them on this machine."""
 
     def __post_init__(self):
         check_settings(self)
         for name in ("total_steps", "num_envs", "rollout", "action_repeat", "frame_stack"):
             if getattr(self, name) < 1 and (name, getattr(self, name)) != ("num_envs", AUTO):
                 raise ShoalError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}.")
+        for name, most in MOST.items():
+            if getattr(self, name) > most:
+                raise ShoalError(f"--{name.replace('_', '-')} must be at most {most}, got {getattr(self, name)}.")
         if self.time_limit is not None and self.time_limit < 1:
             raise ShoalError(f"--time-limit must be at least 1, got {self.time_limit}.")
         if not 0 <= self.seed < 2**31:
@@ -194,8 +207,8 @@ class TrainConfig:
             raise ShoalError("--learn-device is for training with --asynchronous: otherwise one device does both.")
         if self.threads is not None and self.threads < 1:
             raise ShoalError(f"--threads must be at least 1, got {self.threads}.")
-        if any(width < 1 for width in self.hidden):
-            raise ShoalError(f"--hidden must hold positive widths, got {self.hidden}.")
+        if any(not 1 <= width <= WIDEST for width in self.hidden) or len(self.hidden) > DEEPEST:
+            raise ShoalError(f"--hidden must hold up to {DEEPEST} widths from 1 to {WIDEST}, got {self.hidden}.")
 
     @property
     def steps_per_iteration(self) -> int:
@@ -218,6 +231,9 @@ POLICY_SETTINGS = (
     "normalise_observation",
 )
 """Settings of a run that make a policy; like the learner's, they can differ between groups."""
+
+NOT_SAVED = {"run_dir", "trust"}
+"""Settings of a run that belong to one command, not to its folder."""
 
 ONE_POLICY = "all"
 """Name of the policy that acts for all groups."""
@@ -283,9 +299,15 @@ class Job:
             own.learn.check_cuts(own.train.core != "none")
 
     def to_json(self) -> str:
-        parts = {"world": self.world, "train": asdict(self.train), "learn": asdict(self.learn)}
+        """What config.json holds: all settings, and which code of the user's they need."""
+        from shoal.run.trust import state_code
+
+        train = {name: value for name, value in asdict(self.train).items() if name not in NOT_SAVED}
+        parts = {"world": self.world, "train": train, "learn": asdict(self.learn)}
         parts["world_config"] = asdict(self.world_config)
-        return json.dumps(parts, indent=2, default=str) + "\n"
+        # As JSON gives them back: what is signed is what will be read.
+        parts = json.loads(json.dumps(parts, default=str))
+        return json.dumps(parts | state_code(parts), indent=2) + "\n"
 
 
 def pick_device(name: str, flag: str = "--device") -> str:
@@ -467,22 +489,59 @@ def _early(arguments: list[str], flags: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def load_job(folder: Path) -> Job:
-    """The job of a run folder, as it was saved."""
+def load_job(folder: Path, trust: bool = False) -> Job:
+    """The job of a run folder, as it was saved; code that it needs must be this user's, or trusted."""
     from shoal.learn import LEARNERS
+    from shoal.run.trust import check_code
 
     path = folder / "config.json"
     if not path.is_file():
         raise ShoalError(f"{folder} is not a run: it has no config.json.")
     try:
         parts = json.loads(path.read_text())
-        train, learn, world_config = (_with_tuples(parts[name]) for name in ("train", "learn", "world_config"))
-        train["run_dir"] = folder
-        cls = world_class(parts["world"])
-        learn = LEARNERS[train["algo"]][0](**learn)
-        return Job(parts["world"], TrainConfig(**train), learn, cls.Config(**world_config))
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ShoalError(f"{path} cannot be read as a run's settings: {error}.") from None
+        world, train, learn, world_config = _parts_of(path, parts)
+        kind_of_world(world)
+        check_code(path, parts, trust)
+        cls = world_class(world)
+        learn_class = LEARNERS[train.get("algo", TrainConfig.algo)][0]
+        for name, values, kind in (("train", train, TrainConfig), ("learn", learn, learn_class)):
+            _check_names(path, name, values, kind)
+        _check_names(path, "world_config", world_config, cls.Config)
+        train.update(run_dir=folder, trust=trust)
+        job = Job(world, TrainConfig(**train), learn_class(**learn), cls.Config(**world_config))
+        check_settings(job.world_config)
+        return job
+    except ShoalError as error:
+        raise ShoalError(str(error) if str(folder) in str(error) else f"{path}: {error}") from None
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError, OSError) as error:
+        raise ShoalError(f"{path} cannot be read as a run's settings: {excerpt(error, 200)}.") from None
+
+
+def _parts_of(path: Path, parts: Any) -> tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """World, and settings of the run, the learner and the world, of the types that they must have."""
+    if not isinstance(parts, dict):
+        raise ShoalError(f"{path} must hold a JSON object.")
+    found = [parts.get(name) for name in ("world", "train", "learn", "world_config")]
+    if not isinstance(found[0], str) or not all(isinstance(part, dict) for part in found[1:]):
+        raise ShoalError(f"{path} must name a world, and hold objects called train, learn and world_config.")
+    world, *settings = found
+    train, learn, world_config = (_with_tuples(values) for values in settings)
+    for name, kind in (("policy", str), ("algo", str)):
+        if not isinstance(train.get(name, ""), kind):
+            raise ShoalError(f"{path}: {name} must be a {kind.__name__}, got {excerpt(train[name])}.")
+    if not all(isinstance(entry, str) for entry in train.get("per_group", ())):
+        raise ShoalError(f"{path}: per_group must be a list of texts.")
+    return world, train, learn, world_config
+
+
+def _check_names(path: Path, part: str, values: dict[str, Any], kind: Any) -> None:
+    """Every setting must be there, by its name, and no other."""
+    known = {f.name for f in fields(kind)}
+    for name in values:
+        if name not in known:
+            raise unknown(f"setting in {part} of {path}:", name, known)
+    if absent := known - values.keys() - NOT_SAVED:
+        raise ShoalError(f"{path} lacks {', '.join(sorted(absent))} in {part}.")
 
 
 def _with_tuples(values: dict[str, Any]) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def overrides(job: Job) -> dict[str, dict[str, Any]]:
 
 def _network_of(job: Job, path: Path, name: str) -> list[str]:
     """The network of a policy in another run, as settings of a group of this one."""
-    other = load_job(path)
+    other = load_job(path, job.train.trust)
     if type(other.learn).network != type(job.learn).network:
         raise ShoalError(
             f"--load {name}={path}: that run's policy was made for {other.train.algo}, and {job.train.algo} has "

@@ -47,6 +47,9 @@ ENDING = 60
 
 STOPPED = "stopped before the processes could save; what was saved before stands."
 
+TRUST = "--trust"
+"""Tells processes on the command line that code of other runs may be executed."""
+
 PIECE = 2**28
 """Bytes that are sent at a time."""
 
@@ -443,10 +446,10 @@ class Outcome:
     """Whether a signal ended them, and they have saved."""
 
 
-def launch(path: Path, count: int) -> Outcome | None:
+def launch(path: Path, count: int, trust: bool = False) -> Outcome | None:
     """Train the run of a folder with so many processes on this machine; returns when they have ended.
 
-    None: they have reached the end of training.
+    None: they have reached the end of training. `trust` as in `continue_run`.
     """
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -454,6 +457,7 @@ def launch(path: Path, count: int) -> Outcome | None:
 
     with tempfile.TemporaryDirectory(prefix="shoal-") as box, _quiet_agent():
         outcome = Path(box) / "outcome.json"
+        trusted = [TRUST] if trust else []
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -468,7 +472,7 @@ def launch(path: Path, count: int) -> Outcome | None:
         if hasattr(config, "shutdown_timeout"):
             config.shutdown_timeout = ENDING
         try:
-            elastic_launch(config, sys.executable)("-m", "shoal.run.processes", str(path), str(outcome))
+            elastic_launch(config, sys.executable)("-m", "shoal.run.processes", str(path), str(outcome), *trusted)
         except SignalException as stop:
             return _read(outcome) or Outcome(128 + stop.sigval, STOPPED)
         except ChildFailedError as error:
@@ -513,7 +517,7 @@ def _quiet_agent() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def work(path: str, outcome: str) -> int:
+def work(path: str, outcome: str, *flags: str) -> int:
     """One of the processes that `launch` starts. Bad input is noted and exits with 0: to start again would not help."""
     from shoal.run.train import Stopped, continue_run
 
@@ -521,7 +525,7 @@ def work(path: str, outcome: str) -> int:
     file = Path(outcome)
     threading.Thread(target=_watch, args=(file, os.getppid()), daemon=True).start()
     try:
-        continue_run(path)
+        continue_run(path, TRUST in flags)
     except Told:
         return 0
     except Lost as error:

@@ -120,13 +120,16 @@ def resume(
     quiet: bool = False,
     processes: int | None = None,
     gpus: int | None = None,
+    trust: bool = False,
 ) -> Run:
     """Continue a run from its newest good checkpoint; without a new `total_steps`, bit for bit as if never stopped.
 
-    The number of `processes`, or of `gpus`, may be another one than before: then the same but for rounding.
+    The number of `processes`, or of `gpus`, may be another one than before: then the same but for rounding. With
+    `trust`, code of a run that was trained by others or elsewhere, or has changed since, is executed; the run is then
+    yours.
     """
     folder = RunFolder.open(path)
-    job = load_job(folder.path)
+    job = load_job(folder.path, trust)
     config = job.train
     if total_steps is not None:
         config = replace(config, total_steps=to_count("total_steps", total_steps))
@@ -151,15 +154,19 @@ def resume(
         folder.unlock()
 
 
-def continue_run(path: Path | str) -> Run:
-    """Train the run of a folder from wherever it stands: what the processes do that another one has started."""
+def continue_run(path: Path | str, trust: bool = False) -> Run:
+    """Train the run of a folder from wherever it stands: what the processes do that another one has started.
+
+    `trust` is about the runs that `--load` names; the folder is this user's.
+    """
     folder = RunFolder.open(path)
 
     def open_folder() -> RunFolder:
         folder.lock()
         return folder
 
-    return _in_folder(load_job(folder.path), open_folder)
+    job = load_job(folder.path)
+    return _in_folder(replace(job, train=replace(job.train, trust=trust)), open_folder)
 
 
 def _starts_others(job: Job) -> bool:
@@ -170,7 +177,7 @@ def _starts_others(job: Job) -> bool:
 def _with_others(job: Job, folder: RunFolder) -> Run:
     """Let processes of their own train in a folder, and wait for them."""
     folder.unlock()  # the first of them locks it
-    outcome = launch(folder.path, job.train.processes)
+    outcome = launch(folder.path, job.train.processes, job.train.trust)
     if outcome is None:
         return load_run(folder.path, "last", job.train.device)
     if outcome.saved:
@@ -237,14 +244,16 @@ def load_run(
     random: Sequence[str] = (),
     others: Sequence[str] = (),
     settings: Sequence[str] = (),
+    trust: bool = False,
 ) -> Run:
     """A run with the weights of one of its checkpoints (`best`, `last` or a step number), for playing.
 
     `random` names groups that play at random instead, `others` groups that another run plays for: "runner=RUN".
-    `settings` are other ones of the world: "max_steps=100".
+    `settings` are other ones of the world: "max_steps=100". Code of a run that this user has not trained on this
+    machine, or that has changed since, is executed with `trust` alone.
     """
     folder = RunFolder.open(path)
-    job = _elsewhere(load_job(folder.path), settings)
+    job = _elsewhere(load_job(folder.path, trust), settings)
     wanted = pick_device(device or "auto")
     job = replace(job, train=replace(job.train, device=wanted))
     checkpoint = load_checkpoint(folder.pick(which), wanted, (POLICY,))
@@ -257,7 +266,7 @@ def load_run(
         name, other = parse_load(entry)
         if name not in played:
             raise unknown("group to load:", name, played)
-        guest = load_run(other, device=wanted)
+        guest = load_run(other, device=wanted, trust=trust)
         played[name] = guest.policies[same_group(guest.job, name, other)]
         own, its = world.group(name), played[name].group
         if (own.seen.shape, own.action) != (its.seen.shape, its.action):
@@ -304,7 +313,7 @@ def make_trainer(job: Job, processes: Processes | None = None) -> Trainer | Shar
 def _load_others(job: Job, trainer: Trainer | SharedTrainer) -> None:
     """Give the groups that `--load` names the best policy of another run."""
     for name, path in loads(job).items():
-        other = load_job(path)
+        other = load_job(path, job.train.trust)
         group = same_group(other, name, path)
         checkpoint = load_checkpoint(RunFolder.open(path).pick("best"), job.train.device, (POLICY,))
         _take_weights(trainer.policies[name], checkpoint, other.policy_of(group))

@@ -5,10 +5,11 @@ import importlib
 import importlib.util
 import sys
 from functools import cache
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
-from shoal.errors import ShoalError, unknown
+from shoal.errors import ShoalError, excerpt, unknown
 
 WORLDS: dict[str, tuple[str, str, str]] = {
     "acrobot": ("shoal.worlds.acrobot", "Acrobot", "Swing the foot of a two-link arm above the bar."),
@@ -42,22 +43,35 @@ HOST_KINDS = {
 """What stands before the colon of environments that live on the host."""
 
 
+def kind_of_world(name: str) -> str:
+    """What a world's name means, found without importing anything: bundled, file, or one of HOST_KINDS."""
+    kind, colon, _ = name.partition(":")
+    if colon and kind in HOST_KINDS:
+        return kind
+    if name.rpartition(":")[0].endswith(".py"):
+        return "file"
+    if name.endswith(".py"):
+        raise ShoalError(f"{excerpt(name)} may hold many things; say which one is the world: FILE.py:NAME.")
+    if name in WORLDS:
+        return "bundled"
+    if colon:
+        kinds = ", ".join(f"{kind}:" for kind in HOST_KINDS)
+        raise ShoalError(f"There is no world {excerpt(name)!r}; use one of {kinds} or FILE.py:NAME.")
+    raise unknown("world", name, WORLDS)
+
+
 @cache
 def world_class(name: str) -> Any:
     """The class behind a name: a bundled world, one of another library, or the user's own as `my_world.py:Chase`."""
-    kind, colon, rest = name.partition(":")
-    if colon and kind in HOST_KINDS:
-        from shoal.host.world import host_world
-
-        return host_world(kind, rest)
-    if colon:
+    kind = kind_of_world(name)
+    if kind == "bundled":
+        module, attribute, _ = WORLDS[name]
+        return getattr(importlib.import_module(module), attribute)
+    if kind == "file":
         return _own(full_path(name))
-    if name.endswith(".py"):
-        raise ShoalError(f"{name} may hold many things; say which one is the world: {name}:NAME.")
-    if name not in WORLDS:
-        raise unknown("world", name, WORLDS)
-    module, attribute, _ = WORLDS[name]
-    return getattr(importlib.import_module(module), attribute)
+    from shoal.host.world import host_world
+
+    return host_world(kind, name.partition(":")[2])
 
 
 def _own(path: str) -> Any:
@@ -78,26 +92,41 @@ def full_path(name: str) -> str:
     return f"{Path(place).resolve()}{colon}{attribute}" if place.endswith(".py") else name
 
 
+class _UserFile(SourceFileLoader):
+    """Executes the source that is there, never a compiled copy beside it, and keeps its SHA-256."""
+
+    def get_code(self, fullname: str) -> Any:
+        path = self.get_filename(fullname)
+        source = self.get_data(path)
+        _EXECUTED[Path(path)] = hashlib.sha256(source).hexdigest()
+        return self.source_to_code(source, path)
+
+
+_EXECUTED: dict[Path, str] = {}
+"""SHA-256 of the user's files that this process has executed."""
+
+
+def source_sha256(file: Path) -> str:
+    """SHA-256 of a file of the user's: as it was executed, or as it would be."""
+    return _EXECUTED.get(file) or hashlib.sha256(file.read_bytes()).hexdigest()
+
+
 @cache
 def load_object(path: str, kind: str) -> Any:
-    """What `FILE.py:NAME` or `package.module:NAME` names; a file is executed once."""
+    """What `FILE.py:NAME` names; a file is executed once."""
     place, _, attribute = path.rpartition(":")
-    if place.endswith(".py"):
-        file = Path(place).resolve()
-        if not file.is_file():
-            raise ShoalError(f"There is no file {place!r} to load the {kind} {attribute!r} from.")
-        name = f"shoal_user_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
-        spec = importlib.util.spec_from_file_location(name, file)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # Warp looks a function's module up there
-        spec.loader.exec_module(module)
-    else:
-        try:
-            module = importlib.import_module(place)
-        except ModuleNotFoundError as error:
-            raise ShoalError(f"The {kind} {path!r} cannot be loaded: {error}.") from None
+    if not place.endswith(".py"):
+        raise ShoalError(f"The {kind} {path!r} cannot be loaded: write it as FILE.py:NAME.")
+    file = Path(place).resolve()
+    if not file.is_file():
+        raise ShoalError(f"There is no file {place!r} to load the {kind} {attribute!r} from.")
+    name = f"shoal_user_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, file, loader=_UserFile(name, str(file)))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # Warp looks a function's module up there
+    spec.loader.exec_module(module)
     if not hasattr(module, attribute):
         classes = [n for n, v in vars(module).items() if isinstance(v, type) and v.__module__ == module.__name__]
         raise unknown(f"{kind} in {place} named", attribute, classes)
