@@ -521,10 +521,9 @@ def _parts_of(path: Path, parts: Any) -> tuple[str, dict[str, Any], dict[str, An
     """World, and settings of the run, the learner and the world, of the types that they must have."""
     if not isinstance(parts, dict):
         raise ShoalError(f"{path} must hold a JSON object.")
-    found = [parts.get(name) for name in ("world", "train", "learn", "world_config")]
-    if not isinstance(found[0], str) or not all(isinstance(part, dict) for part in found[1:]):
+    world, *settings = [parts.get(name) for name in ("world", "train", "learn", "world_config")]
+    if not isinstance(world, str) or not all(isinstance(part, dict) for part in settings):
         raise ShoalError(f"{path} must name a world, and hold objects called train, learn and world_config.")
-    world, *settings = found
     train, learn, world_config = (_with_tuples(values) for values in settings)
     for name, kind in (("policy", str), ("algo", str)):
         if not isinstance(train.get(name, ""), kind):
