@@ -1,6 +1,7 @@
 """The one error that is meant for the person at the keyboard, checks that raise it, and how warnings are shown."""
 
 import difflib
+import tempfile
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -31,6 +32,14 @@ def make_folder(path: Path | str) -> Path:
     with writing(path):
         Path(path).mkdir(parents=True, exist_ok=True)
     return Path(path)
+
+
+def temporary_folder() -> Path:
+    """The folder for temporary files; refuses where none can be written."""
+    try:
+        return Path(tempfile.gettempdir())
+    except OSError:
+        raise ShoalError("No folder for temporary files can be written; set TMPDIR to a folder with room.") from None
 
 
 def new_file(path: Path | str, endings: tuple[str, ...], what: str) -> Path:

@@ -1,12 +1,17 @@
 """Arrays that processes share: one unnamed file in memory, so nothing is left behind however a process ends."""
 
+import errno
 import math
 import mmap
 import os
+import shutil
 import tempfile
-from pathlib import Path
+import warnings
+from collections.abc import Callable
 
 import numpy as np
+
+from shoal.errors import ShoalError, temporary_folder
 
 ALIGNMENT = 64
 """Arrays begin at cache lines."""
@@ -49,10 +54,68 @@ class SharedArrays:
             self.descriptor = -1
 
 
+SHARED_MEMORY = "/dev/shm"
+
+
 def _unnamed_file(size: int) -> int:
-    """A file without a name, in memory where the system has a place for that."""
-    folder = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    with tempfile.TemporaryFile(dir=folder) as file:
-        descriptor = os.dup(file.fileno())
-    os.truncate(descriptor, size)
+    """A file without a name whose space is reserved: without it, the first write to a full page is SIGBUS.
+
+    An anonymous file in memory comes first: the size of /dev/shm, 64 MB in many containers, does not limit it.
+    """
+    problems = []
+    for make in (_in_memory, _in_shared_memory):
+        try:
+            return _reserved(make, size)
+        except OSError as error:
+            problems.append(error)
+    disk = str(temporary_folder())
+    try:
+        descriptor = _reserved(lambda: _in_folder(disk), size)
+    except OSError as error:
+        raise ShoalError(
+            f"Envs in processes need {size:,} bytes of shared memory, but memory and {SHARED_MEMORY} "
+            f"({_free(SHARED_MEMORY)} bytes free) give {problems[-1].strerror!r} and {disk} ({_free(disk)} bytes free) "
+            f"{error.strerror!r}; enlarge {SHARED_MEMORY} (docker run --shm-size), set TMPDIR to a folder with room, "
+            "or lower --num-envs."
+        ) from None
+    warnings.warn(
+        f"{SHARED_MEMORY} has no room for the {size:,} bytes that envs share ({_free(SHARED_MEMORY)} bytes free), so "
+        f"they are in a file in {disk}, which may be slower; docker run --shm-size enlarges {SHARED_MEMORY}.",
+        stacklevel=2,
+    )
     return descriptor
+
+
+def _reserved(make: Callable[[], int], size: int) -> int:
+    descriptor = make()
+    try:
+        os.truncate(descriptor, size)
+        if hasattr(os, "posix_fallocate"):  # not on macOS
+            os.posix_fallocate(descriptor, 0, size)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _in_memory() -> int:
+    if not hasattr(os, "memfd_create"):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    return os.memfd_create("shoal-envs")
+
+
+def _in_shared_memory() -> int:
+    return _in_folder(SHARED_MEMORY)
+
+
+def _in_folder(folder: str) -> int:
+    with tempfile.TemporaryFile(dir=folder) as file:
+        return os.dup(file.fileno())
+
+
+def _free(folder: str) -> str:
+    """Free bytes of a folder's file system, for a message."""
+    try:
+        return f"{shutil.disk_usage(folder).free:,}"
+    except OSError:
+        return "no"

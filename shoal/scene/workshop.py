@@ -12,12 +12,16 @@ import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from shoal.errors import ShoalError, temporary_folder
 from shoal.scene.cache import DamagedError, read_arrays
 from shoal.scene.pack import Packed
 from shoal.scene.sources import from_arrays
 
 ATTEMPTS = 2
 """How often a scene is tried whose process dies."""
+
+ROOM = 2**30
+"""Bytes that scenes on their way may take: with less in memory, they go where more is free."""
 
 _PREFIX = "shoal-scenes-"
 
@@ -158,14 +162,32 @@ class Errand:
 
 
 def _own_folder() -> Path:
-    """A folder in memory for scenes on their way; those of programs that are no more are removed."""
-    memory = Path("/dev/shm")
-    base = memory if memory.is_dir() else Path(tempfile.gettempdir())
-    for old in base.glob(f"{_PREFIX}*"):
+    """A folder for scenes on their way, in memory where that has room; those of ended programs are removed."""
+    places = [Path("/dev/shm"), temporary_folder()]
+    if _free(places[0]) < min(ROOM, _free(places[1])):
+        places.reverse()
+    for old in itertools.chain.from_iterable(place.glob(f"{_PREFIX}*") for place in places):
         owner = old.name.removeprefix(_PREFIX).partition("-")[0]
         if owner.isdigit() and not _alive(int(owner)):
             shutil.rmtree(old, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=base))
+    problem = ""
+    for place in places:
+        try:
+            return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=place))
+        except OSError as error:
+            problem = error.strerror or str(error)
+    raise ShoalError(
+        f"Scenes on their way need a folder, but neither {places[0]} nor {places[1]} can be written ({problem}); set "
+        "TMPDIR to a folder with room."
+    )
+
+
+def _free(folder: Path) -> int:
+    """Free bytes of a folder's file system; none where there is no folder."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return 0
 
 
 def _alive(process: int) -> bool:

@@ -1,0 +1,95 @@
+"""Arrays that processes share: their space is reserved, and without room one sentence says so."""
+
+import errno
+import os
+
+import numpy as np
+import pytest
+
+from shoal.errors import ShoalError
+from shoal.host import memory
+from shoal.host.memory import SharedArrays
+from shoal.scene import workshop
+
+LAYOUT = {"a": ("float32", (1000, 3)), "b": ("uint8", (7,)), "none": ("bool", (0,))}
+
+
+def full_after(monkeypatch, places):
+    """The first so many places have no room: the error that stands in for SIGBUS at the first write."""
+    asked = []
+    reserve = os.posix_fallocate
+
+    def fill(descriptor, offset, size):
+        asked.append(size)
+        if len(asked) <= places:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        reserve(descriptor, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", fill)
+    return asked
+
+
+@pytest.mark.parametrize("places", [0, 1, 2])
+def test_arrays_are_where_there_is_room(places, monkeypatch, recwarn):
+    asked = full_after(monkeypatch, places)
+    before = set(os.listdir("/proc/self/fd"))
+    arrays = SharedArrays(LAYOUT)
+    assert len(asked) == places + 1
+    assert asked[0] >= 12_007
+    arrays["a"][...] = 1.5
+    again = SharedArrays(LAYOUT, os.dup(arrays.descriptor))
+    assert (again["a"] == 1.5).all()
+    assert os.fstat(arrays.descriptor).st_blocks * 512 >= 12_007  # reserved, not promised
+    told = [str(w.message) for w in recwarn.list]
+    assert len(told) == (places == 2)
+    if told:
+        assert f"{asked[0]:,} bytes" in told[0]
+        assert "--shm-size" in told[0]
+    for made in (again, arrays):
+        made.close()
+    assert len(set(os.listdir("/proc/self/fd")) - before) <= 2  # the mappings', until the arrays are forgotten
+
+
+def test_no_room_at_all_is_one_sentence_with_size_and_remedy(monkeypatch):
+    asked = full_after(monkeypatch, 99)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ShoalError) as caught:
+        SharedArrays(LAYOUT)
+    assert len(asked) == 3
+    assert len(os.listdir("/proc/self/fd")) == before
+    said = str(caught.value)
+    assert "\n" not in said
+    for part in (f"{asked[0]:,} bytes", "No space left", "/dev/shm", "--shm-size", "TMPDIR", "--num-envs"):
+        assert part in said
+
+
+def test_a_shared_memory_folder_that_cannot_be_written_is_passed_over(monkeypatch, tmp_path):
+    monkeypatch.setattr(memory, "SHARED_MEMORY", str(tmp_path / "missing"))
+    monkeypatch.delattr(os, "memfd_create")
+    with pytest.warns(UserWarning, match="missing has no room for the .* bytes"):
+        arrays = SharedArrays(LAYOUT)
+    assert not np.any(arrays["a"])
+    arrays.close()
+
+
+def test_scenes_on_their_way_go_where_more_is_free(monkeypatch, tmp_path):
+    free = {workshop.Path("/dev/shm"): 64 * 2**20, tmp_path: 2**40}
+    monkeypatch.setattr(workshop, "temporary_folder", lambda: tmp_path)
+    monkeypatch.setattr(workshop, "_free", free.__getitem__)
+    assert workshop._own_folder().parent == tmp_path
+    free[workshop.Path("/dev/shm")] = 2 * workshop.ROOM
+    found = workshop._own_folder()
+    found.rmdir()
+    assert found.parent == workshop.Path("/dev/shm")
+    made = workshop.tempfile.mkdtemp
+
+    def refuse(dir, **given):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(workshop.tempfile, "mkdtemp", refuse)
+    with pytest.raises(ShoalError, match="Read-only"):
+        workshop._own_folder()
+    monkeypatch.setattr(
+        workshop.tempfile, "mkdtemp", lambda dir, **given: (refuse if dir != tmp_path else made)(dir=dir, **given)
+    )
+    assert workshop._own_folder().parent == tmp_path
