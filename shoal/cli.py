@@ -44,11 +44,13 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"shoal {__version__}")
         return 0
     from shoal.errors import NEVER_BEGAN, ShoalError, plain_warnings, unknown
+    from shoal.temporary import remove_abandoned
 
     plain_warnings()
     try:
         if words[0] not in COMMANDS:
             raise unknown("command", words[0], COMMANDS)
+        remove_abandoned()
         return COMMANDS[words[0]](words[1:])
     except ShoalError as error:
         if not _told_by_another(error):

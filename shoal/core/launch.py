@@ -18,6 +18,7 @@ import warp as wp
 from shoal.core.kernels import ENVS_PER_BLOCK, LOADING, Call, Program, Whole, build, fit_shape
 from shoal.core.store import warp_view
 from shoal.errors import ShoalError
+from shoal.temporary import TemporaryFolder
 
 ENVS_PER_THREAD = 4096
 """Below this many envs of one agent a second CPU thread costs more than it brings."""
@@ -41,8 +42,8 @@ def init_warp() -> None:
                 return
         except OSError as problem:
             error = problem
-            elsewhere = tempfile.mkdtemp(prefix="shoal-kernels-")
-            wp.config.kernel_cache_dir = elsewhere
+            elsewhere = TemporaryFolder("kernels").path
+            wp.config.kernel_cache_dir = str(elsewhere)
             wp.init()
     warnings.warn(f"Warp's kernel cache cannot be written ({error}); kernels go to {elsewhere}.", stacklevel=2)
 

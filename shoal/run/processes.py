@@ -32,6 +32,7 @@ import torch.distributed as dist
 from shoal.core.reduce import ALONE, GroupReducer, Reducer
 from shoal.errors import ShoalError, plain_warnings
 from shoal.run.config import AUTO, Job, TrainConfig
+from shoal.temporary import TemporaryFolder
 
 RESTARTS = 3
 """How often the processes of a machine are started again after one of them died."""
@@ -455,8 +456,8 @@ def launch(path: Path, count: int, trust: bool = False) -> Outcome | None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    with tempfile.TemporaryDirectory(prefix="shoal-") as box, _quiet_agent():
-        outcome = Path(box) / "outcome.json"
+    with TemporaryFolder("launch") as box, _quiet_agent():
+        outcome = box / "outcome.json"
         trusted = [TRUST] if trust else []
         config = LaunchConfig(
             min_nodes=1,
@@ -467,7 +468,7 @@ def launch(path: Path, count: int, trust: bool = False) -> Outcome | None:
             rdzv_endpoint="localhost:0",
             max_restarts=RESTARTS,
             monitor_interval=0.1,
-            logs_specs=DefaultLogsSpecs(log_dir=box),
+            logs_specs=DefaultLogsSpecs(log_dir=str(box)),
         )
         if hasattr(config, "shutdown_timeout"):
             config.shutdown_timeout = ENDING

@@ -6,24 +6,22 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from shoal.errors import ShoalError, temporary_folder
+from shoal.errors import temporary_folder
 from shoal.scene.cache import DamagedError, read_arrays
 from shoal.scene.pack import Packed
 from shoal.scene.sources import from_arrays
+from shoal.temporary import MEMORY, TemporaryFolder
 
 ATTEMPTS = 2
 """How often a scene is tried whose process dies."""
 
 ROOM = 2**30
 """Bytes that scenes on their way may take: with less in memory, they go where more is free."""
-
-_PREFIX = "shoal-scenes-"
 
 
 class Workshop:
@@ -37,7 +35,7 @@ class Workshop:
         self._next = 0
         self._changed = threading.Condition(self._lock)
         self._closed = False
-        self._folder = _own_folder()
+        self._folder = TemporaryFolder("scenes", _places())
         self._processes: list[subprocess.Popen] = []
         self._ahead = workers + 1
         self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(workers)]
@@ -66,7 +64,7 @@ class Workshop:
             process.wait()
         for thread in self._threads:
             thread.join()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.close()
 
     def _start(self) -> subprocess.Popen:
         # A group of its own: Ctrl-C is for the program, which then ends its workers.
@@ -100,7 +98,7 @@ class Workshop:
             for _ in range(ATTEMPTS):
                 try:
                     process = process or self._start()
-                    outcome = self._ask(process, source, self._folder / f"{number}.safetensors")
+                    outcome = self._ask(process, source, self._folder.path / f"{number}.safetensors")
                 except Exception as error:  # no more processes or files to be had: whoever waits must hear of it
                     outcome = f"{source} could not be prepared: {type(error).__name__}: {error}."
                     break
@@ -161,25 +159,12 @@ class Errand:
         self._thread.join()
 
 
-def _own_folder() -> Path:
-    """A folder for scenes on their way, in memory where that has room; those of ended programs are removed."""
-    places = [Path("/dev/shm"), temporary_folder()]
+def _places() -> list[Path]:
+    """Where the folder for scenes on their way is made, best first: in memory where that has room."""
+    places = [MEMORY, temporary_folder()]
     if _free(places[0]) < min(ROOM, _free(places[1])):
         places.reverse()
-    for old in itertools.chain.from_iterable(place.glob(f"{_PREFIX}*") for place in places):
-        owner = old.name.removeprefix(_PREFIX).partition("-")[0]
-        if owner.isdigit() and not _alive(int(owner)):
-            shutil.rmtree(old, ignore_errors=True)
-    problem = ""
-    for place in places:
-        try:
-            return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=place))
-        except OSError as error:
-            problem = error.strerror or str(error)
-    raise ShoalError(
-        f"Scenes on their way need a folder, but neither {places[0]} nor {places[1]} can be written ({problem}); set "
-        "TMPDIR to a folder with room."
-    )
+    return places
 
 
 def _free(folder: Path) -> int:
@@ -188,13 +173,3 @@ def _free(folder: Path) -> int:
         return shutil.disk_usage(folder).free
     except OSError:
         return 0
-
-
-def _alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True

@@ -122,9 +122,10 @@ def test_a_run_that_never_began_leaves_no_folder(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_kernel_cache_that_cannot_be_written_is_put_elsewhere():
+def test_kernel_cache_that_cannot_be_written_is_put_elsewhere(tmp_path):
     code = "from shoal.worlds.cartpole import CartPole; CartPole(2).reset(1); print('fine')"
-    environment = {**os.environ, "WARP_CACHE_PATH": "/proc/nowhere"}
+    environment = {**os.environ, "WARP_CACHE_PATH": "/proc/nowhere", "TMPDIR": str(tmp_path)}
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert result.stdout.strip() == "fine"
     assert "kernel cache cannot be written" in result.stderr
+    assert list(tmp_path.iterdir()) == [], "nothing is left at the end"

@@ -73,23 +73,9 @@ def test_a_shared_memory_folder_that_cannot_be_written_is_passed_over(monkeypatc
 
 
 def test_scenes_on_their_way_go_where_more_is_free(monkeypatch, tmp_path):
-    free = {workshop.Path("/dev/shm"): 64 * 2**20, tmp_path: 2**40}
+    free = {workshop.MEMORY: 64 * 2**20, tmp_path: 2**40}
     monkeypatch.setattr(workshop, "temporary_folder", lambda: tmp_path)
     monkeypatch.setattr(workshop, "_free", free.__getitem__)
-    assert workshop._own_folder().parent == tmp_path
-    free[workshop.Path("/dev/shm")] = 2 * workshop.ROOM
-    found = workshop._own_folder()
-    found.rmdir()
-    assert found.parent == workshop.Path("/dev/shm")
-    made = workshop.tempfile.mkdtemp
-
-    def refuse(dir, **given):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(workshop.tempfile, "mkdtemp", refuse)
-    with pytest.raises(ShoalError, match="Read-only"):
-        workshop._own_folder()
-    monkeypatch.setattr(
-        workshop.tempfile, "mkdtemp", lambda dir, **given: (refuse if dir != tmp_path else made)(dir=dir, **given)
-    )
-    assert workshop._own_folder().parent == tmp_path
+    assert workshop._places() == [tmp_path, workshop.MEMORY]
+    free[workshop.MEMORY] = 2 * workshop.ROOM
+    assert workshop._places() == [workshop.MEMORY, tmp_path]
