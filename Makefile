@@ -4,7 +4,7 @@ BIN := .venv/bin
 # By path: otherwise a folder `shoal` beside a script, the checkout itself, would be taken for the package.
 EDITABLE := --config-settings editable_mode=compat -e
 
-.PHONY: demo test test-slow lint docs bench clean
+.PHONY: demo test test-slow lint ratchet docs bench clean
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -29,6 +29,10 @@ lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+# Numbers of small trainings, at a revision and here: make ratchet BASE=main~3
+ratchet: .venv/installed
+	$(BIN)/python bench/ratchet.py $(BASE)
 
 docs: .venv/installed
 	$(BIN)/mkdocs build --strict --quiet
