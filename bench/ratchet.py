@@ -7,8 +7,8 @@
     python bench/ratchet.py --list                  the cells there are
 
 A cell is a short training (world x algorithm x option) through the command line, with its own process and run folder.
-Compared are the SHA-256 of every tensor of its last checkpoint, and all metrics but times. BASE is read from git into a
-temporary folder; its kernels share Warp's cache. What has been renamed since BASE stands in bench/ratchet_names.json:
+Compared are the SHA-256 of every tensor of its last checkpoint, and all metrics but times. BASE is a revision, which is
+read from git into a temporary folder, or a folder that holds one; kernels share Warp's cache. What has been renamed since BASE stands in bench/ratchet_names.json:
 flags (new name: old name), and rules for the names of tensors and metrics (pattern for the old name, replacement).
 """
 
@@ -125,10 +125,15 @@ def checkout(revision: str, folder: Path) -> None:
         tar.extractall(folder, filter="data")
 
 
+def _environment(tree: Path) -> dict[str, str]:
+    """This process's environment, with a tree before all else that Python imports from."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(tree), *filter(None, [os.environ.get("PYTHONPATH")])])}
+
+
 def train(tree: Path, words: list[str], log: Path, report: Path | None = None) -> None:
-    """Run the command line of a tree in a process with nothing else of Shoal on its path."""
+    """Run the command line of a tree in a process."""
     program = ["-m", "shoal"] if report is None else [str(Path(__file__).resolve()), "--profile", str(report), "--"]
-    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONHASHSEED": "0"}
+    environment = {**_environment(tree), "PYTHONHASHSEED": "0"}
     with log.open("w") as output:
         done = subprocess.run(
             [sys.executable, *program, *words],
@@ -279,9 +284,7 @@ def compare_workloads(base: Path, device: str, folder: Path) -> bool:
                     "--out",
                     str(out),
                 ]
-                done = subprocess.run(
-                    command, env={**os.environ, "PYTHONPATH": str(tree)}, capture_output=True, text=True, check=False
-                )
+                done = subprocess.run(command, env=_environment(tree), capture_output=True, text=True, check=False)
                 if done.returncode:
                     print(f"{name}: FAILED at the {where}: {done.stderr.strip().splitlines()[-1:]}")
                     return False
@@ -298,7 +301,7 @@ def main() -> int:
     if sys.argv[1:2] == ["--profile"]:
         return profile(Path(sys.argv[2]), sys.argv[4:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("base", nargs="?", metavar="BASE", help="revision to compare with")
+    parser.add_argument("base", nargs="?", metavar="BASE", help="revision, or a folder that holds one")
     parser.add_argument("--cells", nargs="+", choices=CELLS, default=list(CELLS), metavar="CELL")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--workloads", action="store_true", help="compare speeds instead of numbers")
@@ -313,8 +316,10 @@ def main() -> int:
         parser.error("BASE is missing: make ratchet BASE=REVISION")
     names = Names(**json.loads(NAMES.read_text()))
     with tempfile.TemporaryDirectory(prefix="ratchet-") as box:
-        base = Path(box) / "base"
-        checkout(options.base, base)
+        base = Path(options.base).resolve()
+        if not base.is_dir():
+            base = Path(box) / "base"
+            checkout(options.base, base)
         folder = (options.keep or Path(box) / "runs").resolve()
         folder.mkdir(parents=True, exist_ok=True)
         if options.workloads:
