@@ -8,8 +8,9 @@
 
 A cell is a short training (world x algorithm x option) through the command line, with its own process and run folder.
 Compared are the SHA-256 of every tensor of its last checkpoint, and all metrics but times. BASE is a revision, which is
-read from git into a temporary folder, or a folder that holds one; kernels share Warp's cache. What has been renamed since BASE stands in bench/ratchet_names.json:
-flags (new name: old name), and rules for the names of tensors and metrics (pattern for the old name, replacement).
+read from git into a temporary folder, or a folder that holds one; kernels share Warp's cache. bench/ratchet_names.json
+lists what has been renamed since BASE: flags (new name: old name), and rules for the names of tensors and metrics
+(pattern for the old name, replacement).
 """
 
 import argparse
