@@ -148,7 +148,7 @@ def test_closing_ends_every_worker(rooms):
     while len(pool._workshop._processes) < 4:
         time.sleep(0.05)
     processes = list(pool._workshop._processes)
-    folder = pool._workshop._folder
+    folder = pool._workshop._folder.path
     pool.close()
     assert all(process.poll() is not None for process in processes)
     assert not folder.exists()
