@@ -27,7 +27,7 @@ class TemporaryFolder:
 
         Default: the system's folder for temporary files.
         """
-        remove_abandoned()
+        remove_abandoned(places)
         self._process = os.getpid()
         while not self._make(purpose, places or [temporary_folder()]):
             pass
@@ -70,9 +70,9 @@ class TemporaryFolder:
         self.close()
 
 
-def remove_abandoned() -> None:
-    """Remove this user's temporary folders whose process was killed."""
-    for folder in _own_folders():
+def remove_abandoned(places: Sequence[Path] = ()) -> None:
+    """Remove this user's temporary folders whose process was killed, in the usual places and in others."""
+    for folder in _own_folders(places):
         with contextlib.suppress(OSError):  # locked by its owner, or removed in the meantime
             lock = os.open(folder / OWNER, os.O_RDWR | os.O_NOFOLLOW)
             try:
@@ -82,9 +82,9 @@ def remove_abandoned() -> None:
                 os.close(lock)
 
 
-def _own_folders() -> Iterator[Path]:
+def _own_folders(places: Sequence[Path]) -> Iterator[Path]:
     """Folders of this user that carry the prefix and an owner file."""
-    for base in (tempfile.gettempdir, lambda: MEMORY):
+    for base in (tempfile.gettempdir, lambda: MEMORY, *(lambda place=place: place for place in places)):
         with contextlib.suppress(OSError), os.scandir(base()) as entries:
             for entry in entries:
                 if entry.name.startswith(PREFIX) and entry.is_dir(follow_symlinks=False):

@@ -8,6 +8,7 @@ Shoal puts around the author's are in `core/stages.py`.
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cache
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -15,6 +16,7 @@ import torch
 import warp as wp
 
 from shoal.core import kernels, stages
+from shoal.core.kernel_cache import load_kernel
 from shoal.core.kernels import Call, Whole
 from shoal.core.launch import Plan, init_warp, torch_stream
 from shoal.core.random import draw_kernel
@@ -25,6 +27,9 @@ from shoal.core.world import EpisodeStatistics, Group, GroupOutputs, LastEpisode
 from shoal.errors import ShoalError
 
 NO_LIMIT = 2**31 - 1
+
+DRAW_BLOCK = 256
+"""Threads per block of the kernel that draws random numbers for torch."""
 
 CARRIED = ("alive", "action_mask", "acting")
 """Outputs that a step also reads: they live in the store, and a row of a rollout gets a copy."""
@@ -497,8 +502,14 @@ class KernelWorld(World):
         stream_of = torch_stream(self.device) if self.device.type == "cuda" else None
         sources = [wp.from_torch(s[n], dtype=wp.uint64 if n == "seed" else wp.int32) for n in kernels.RNG_SOURCES]
         inputs = [*sources, stream, gaussian, low, high, wp.from_torch(flat)]
-        wp.launch(draw_kernel, flat.shape, inputs, device=str(self.device), stream=stream_of)
+        _load_draw_kernel(str(self.device))
+        wp.launch(draw_kernel, flat.shape, inputs, device=str(self.device), stream=stream_of, block_dim=DRAW_BLOCK)
         return out
+
+
+@cache
+def _load_draw_kernel(device: str) -> None:
+    load_kernel(draw_kernel, device, DRAW_BLOCK)
 
 
 def _group_fields(g: Group) -> dict[str, Field]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import warp as wp
 
+from shoal.core.kernel_cache import PARSE_ERROR, load_kernel
 from shoal.core.kernels import ENVS_PER_BLOCK, LOADING, Call, Program, Whole, build, fit_shape
 from shoal.core.store import warp_view
 from shoal.errors import ShoalError
@@ -165,6 +166,7 @@ class Plan:
         bounds = [min(count, units * i // threads * unit) for i in range(threads + 1)]
         options = dict(device=str(self.device), record_cmd=True, block_dim=block)
         with LOADING:
+            load_kernel(kernel, str(self.device), block)
             commands: list[Any] = [
                 wp.launch(kernel, stop - start, [start, *inputs], **options) for start, stop in pairwise(bounds)
             ]
@@ -185,12 +187,13 @@ def _record(program: Program, dim: Any, inputs: list[Any], device: str) -> Any:
     """A launch with its arguments, to be replayed. Here Warp compiles; what it dislikes is an author's mistake."""
     try:
         with LOADING:
+            load_kernel(program.kernel, device, program.block)
             return wp.launch(program.kernel, dim, inputs, device=device, record_cmd=True, block_dim=program.block)
+    except OSError as error:
+        raise ShoalError(f"A kernel cannot be compiled: {error}; set WARP_CACHE_PATH to a writable folder.") from error
     except Exception as error:
-        # Warp tells the way from the generated kernel down to the author's line; only the last part is of interest.
-        reason = str(error).rpartition("Error while parsing function")[2]
-        if not reason:
-            raise
+        # Warp names each function from the generated kernel down to the author's line; only the last part is shown.
+        reason = str(error).rpartition(PARSE_ERROR)[2] or repr(error)
         told = " ".join(reason.replace(";", " ").split())
         raise ShoalError(f"A function of the world does not compile: {told}") from error
 

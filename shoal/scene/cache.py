@@ -4,6 +4,8 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
+import stat
 import sys
 import tempfile
 import time
@@ -86,6 +88,8 @@ def save_arrays(path: Path, arrays: dict[str, np.ndarray], meta: dict[str, Any])
             save_file(arrays, temporary, {"meta": text, "check": _checksum(arrays, text)})
         except SafetensorError as error:  # how it reports a full disk
             raise OSError(str(error)) from None
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
         os.replace(temporary, path)
     finally:
         Path(temporary).unlink(missing_ok=True)
@@ -93,8 +97,10 @@ def save_arrays(path: Path, arrays: dict[str, np.ndarray], meta: dict[str, Any])
 
 def read_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """What `save_arrays` wrote. FileNotFoundError where there is nothing, DamagedError where it is something else."""
-    if not path.is_file():
+    if not os.path.lexists(path):
         raise FileNotFoundError(path)
+    if not path.is_file():  # a pipe or a device would never end
+        raise DamagedError("it is not a file")
     try:
         with safe_open(path, framework="numpy") as file:
             header = file.metadata() or {}
@@ -113,8 +119,10 @@ def trim(folder: Path, spare: Path | None = None, limit: int | None = None) -> N
     entries = []
     for path in folder.glob(f"*{_ENDING}"):
         try:
-            status = path.stat()
+            status = path.lstat()
         except OSError:  # another process was faster
+            continue
+        if not stat.S_ISREG(status.st_mode):
             continue
         if path.name.startswith(_WRITING):
             if time.time() - status.st_mtime > 24 * 3600:

@@ -1,0 +1,168 @@
+"""The cache of compiled kernels: every kind of damage to every file is found before code runs, and is repaired."""
+
+import errno
+import os
+import shutil
+import tempfile
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import warp as wp
+
+from shoal.core import kernel_cache
+from shoal.core.kernel_cache import CHECKSUMS, find_damage
+from shoal.core.kernels import Program
+from shoal.core.launch import Plan, init_warp
+from shoal.errors import ShoalError
+from shoal.temporary import OWNER
+from tests.damage import DAMAGES
+
+
+@wp.kernel(enable_backward=False, module="unique", module_options={"optimization_level": 0})
+def count_up(first: int, out: wp.array[int]):
+    i = first + wp.tid()
+    out[i] = out[i] + 7
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A cache of the test; what the process has loaded is forgotten before and after."""
+    init_warp()
+    monkeypatch.setattr(wp.config, "kernel_cache_dir", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir()
+    count_up.module.unload()
+    yield tmp_path / "cache"
+    count_up.module.unload()
+
+
+def run() -> list[str]:
+    """Load the kernel as a new process would, check what it computes, and give the warnings."""
+    count_up.module.unload()
+    out = torch.zeros(3, dtype=torch.int32)
+    plan = Plan(torch.device("cpu"), 3)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        plan.add_kernel(count_up, 3, [wp.from_torch(out)], unit=1, block=64)
+    plan()
+    assert out.tolist() == [7, 7, 7]
+    return [str(warning.message) for warning in caught]
+
+
+def only(folder: Path) -> tuple[Path, str]:
+    """The one entry of a cache and the name of its binary."""
+    (entry,) = folder.iterdir()
+    (binary,) = (path.name for path in entry.glob("*.o"))
+    return entry, binary
+
+
+def test_every_damage_to_every_file_is_found_and_repaired(cache):
+    assert run() == []
+    entry, binary = only(cache)
+    assert find_damage(entry, binary) is None
+    good = shutil.copytree(entry, cache.parent / "good")
+    files = sorted(path.name for path in good.iterdir())
+    assert {Path(name).suffix for name in files} == {".o", ".meta", ".cpp", CHECKSUMS}
+    for file in files:
+        for kind, damage in DAMAGES.items():
+            damage(entry / file)
+            problem = find_damage(entry, binary)
+            if file.endswith(".cpp"):  # never read
+                assert problem is None, kind
+            elif file.endswith(CHECKSUMS) and kind == "missing":  # as a process leaves it that is killed while writing
+                assert problem == ""
+            elif file.endswith(CHECKSUMS) and kind == "longer":
+                assert "holds no checksums" in str(problem)
+            else:
+                assert problem, (file, kind)
+                assert file in problem or file.endswith(CHECKSUMS), (file, kind, problem)
+            made = shutil.copytree(good, cache.parent / "made")
+            kernel_cache._publish(made, entry, binary)
+            shutil.rmtree(made)
+            assert find_damage(entry, binary) is None, (file, kind)
+    for kind in ("missing", "text", "a dangling link", "a pipe"):
+        shutil.rmtree(entry)
+        entry.touch()
+        DAMAGES[kind](entry)
+        problem = find_damage(entry, binary)
+        assert problem == "" if kind == "missing" else problem, kind
+        made = shutil.copytree(good, cache.parent / "made")
+        kernel_cache._publish(made, entry, binary)
+        shutil.rmtree(made)
+        assert find_damage(entry, binary) is None, kind
+
+
+@pytest.mark.parametrize(("ending", "kind"), [(".o", "flipped"), (".meta", "empty"), (".o", "a folder")])
+def test_a_damaged_kernel_is_compiled_again_with_one_warning(cache, ending, kind):
+    assert run() == []
+    entry, _ = only(cache)
+    (file,) = entry.glob(f"*{ending}")
+    DAMAGES[kind](file)
+    (warning,) = run()
+    assert "kernel cache was damaged" in warning
+    assert str(file) in warning
+    assert run() == [], "the next start is clean"
+    assert [path.name for path in cache.iterdir()] == [entry.name], "no private folder is left"
+
+
+def test_what_fits_its_checksum_and_does_not_load_is_compiled_again(cache):
+    run()
+    entry, binary = only(cache)
+    (entry / binary).write_bytes(b"not machine code")
+    made = shutil.copytree(entry, cache.parent / "made")
+    kernel_cache._publish(made, entry, binary)
+    assert find_damage(entry, binary) is None
+    (warning,) = run()
+    assert "cannot be loaded" in warning
+    assert run() == []
+
+
+def test_a_binary_without_checksums_is_never_run(cache):
+    run()
+    entry, binary = only(cache)
+    (entry / f"{binary}{CHECKSUMS}").unlink()
+    (entry / binary).write_bytes(b"left by another program")
+    assert run() == []
+    assert find_damage(entry, binary) is None
+
+
+@pytest.mark.parametrize("call", ["mkdtemp", "replace"])
+def test_a_cache_that_cannot_be_written_is_not_needed(cache, monkeypatch, call):
+    """Neither a private folder there nor publishing is needed to compile."""
+    owner = tempfile if call == "mkdtemp" else os
+    real = getattr(owner, call)
+
+    def refuse(*arguments, **options):
+        if cache in (options.get("dir"), *(Path(argument).parents[1] for argument in arguments)):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(owner, call, refuse)
+    (warning,) = run()
+    assert f"{cache} cannot be written" in warning
+    assert list(cache.glob("shoal-*")) == []
+
+
+def test_private_folders_of_killed_processes_are_removed(cache):
+    left = cache / "shoal-kernels-left"
+    left.mkdir()
+    (left / OWNER).touch()
+    run()
+    assert not left.exists()
+
+
+def test_what_fails_elsewhere_too_is_the_authors_mistake(cache, monkeypatch):
+    folders = []
+
+    def fail(*_):
+        folders.append(Path(wp.config.kernel_cache_dir))
+        raise RuntimeError("CPU kernel build failed")
+
+    monkeypatch.setattr(count_up.module, "load", fail)
+    plan = Plan(torch.device("cpu"), 3)
+    with pytest.raises(ShoalError, match=r"A function of the world does not compile.*build failed"):
+        plan.add_program(Program(count_up, ()), {})
+    assert [folder.parent == cache for folder in folders] == [True, False]
+    assert not any(folder.exists() for folder in folders)
+    assert wp.config.kernel_cache_dir == str(cache)

@@ -1,0 +1,38 @@
+"""Kinds of damage to a file on disk, for the tests of whatever reads files."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+
+def flip(path: Path) -> None:
+    """Change one bit in the middle."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def replace_by(make: Callable[[Path], None]) -> Callable[[Path], None]:
+    """Damage that removes the file and puts something else in its place."""
+
+    def damage(path: Path) -> None:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        make(path)
+
+    return damage
+
+
+DAMAGES = {
+    "flipped": flip,
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "zeroed": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    "empty": lambda path: path.write_bytes(b""),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"\n{}"),
+    "text": lambda path: path.write_text("[1, 2]"),
+    "missing": replace_by(lambda path: None),
+    "a folder": replace_by(lambda path: (path / "inside").mkdir(parents=True)),
+    "a pipe": replace_by(os.mkfifo),
+    "a dangling link": replace_by(lambda path: path.symlink_to("nowhere")),
+    "an endless device": replace_by(lambda path: path.symlink_to("/dev/zero")),
+}
