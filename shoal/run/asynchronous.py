@@ -99,6 +99,8 @@ class AsyncTrainer(Trainer):
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._acting = self._paused = self._closing = False
+        self._awaited = False
+        """Whether the learner waits for a rollout."""
         self._begun = 0
         """Rollouts begun so far; those learnt from are counted by `iteration`."""
         self._fault: BaseException | None = None
@@ -144,7 +146,10 @@ class AsyncTrainer(Trainer):
     def _next(self) -> Finished:
         start = time.monotonic()
         with self._changed:
+            self._awaited = True
+            self._changed.notify_all()
             self._changed.wait_for(lambda: self._finished or self._fault is not None)
+            self._awaited = False
             self._waited["learner"] += time.monotonic() - start
             if self._fault is not None:
                 raise self._fault
@@ -172,6 +177,7 @@ class AsyncTrainer(Trainer):
         """No rollout is being made, and players are as good as the policies.
 
         Rollouts that wait in the queue stay there; a run that is resumed from what is saved now will not see them.
+        Without lag the queue is empty.
         """
         with self._changed:
             self._paused = True
@@ -222,6 +228,9 @@ class AsyncTrainer(Trainer):
             if self._closing:
                 return True
             more = self._begun < self.job.train.iterations and not self._paused
+            if not self.max_lag:
+                # Only on demand: a rollout between an update and the checkpoint after it would be lost on resuming.
+                more = more and self._awaited
             return more and self._begun - self.iteration <= (self.max_lag if self._warm else 0)
 
         with self._changed:

@@ -46,6 +46,52 @@ def test_a_run_without_lag_resumes_bit_for_bit(tmp_path):
     assert_same(state_of(whole), state_of(shoal.resume(tmp_path / "cut", total_steps=30 * STEPS)))
 
 
+class Observed(threading.Condition):
+    """Remembers after which iteration the actor last asked whether it may go on."""
+
+    asked = -1
+
+    def __init__(self, trainer):
+        super().__init__()
+        self.trainer = trainer
+
+    def wait_for(self, predicate, timeout=None):
+        def ask():
+            if threading.current_thread().name == "actor":
+                self.asked = self.trainer.iteration
+            return predicate()
+
+        return super().wait_for(ask, timeout)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_lag_nothing_waits_at_a_checkpoint_and_resuming_is_exact(kind):
+    """Four cuts, each made only after the actor has had its chance to begin another rollout."""
+    settings = {**SMALL, "max_lag": 0, "total_steps": 20 * STEPS, **KINDS[kind], "asynchronous": True}
+    job = make_job("cartpole", **settings)
+    saved = {}
+    with closing(AsyncTrainer(job)) as whole:
+        whole._changed = Observed(whole)
+        for iteration in range(1, 21):
+            whole.iterate()
+            if iteration % 4 == 0:
+                deadline = time.monotonic() + 30
+                while whole._changed.asked < iteration and iteration < 20:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.001)
+                with whole.still():
+                    assert int(whole.collector.counter) == whole.iteration == iteration
+                    assert not whole._finished
+                    saved[iteration] = {name: tensor.clone() for name, tensor in whole.state_dict().items()}
+    for iteration in (4, 8, 12, 16):
+        with closing(AsyncTrainer(job)) as resumed:
+            resumed.load_state_dict(saved[iteration], iteration)
+            while not resumed.done:
+                resumed.iterate()
+            with resumed.still():
+                assert_same(saved[20], resumed.state_dict())
+
+
 def seams(trainer) -> list[int]:
     """Rows of the replay that no end of an episode, and no physics, leads on from."""
     replay = trainer.learners["cart"].replay
