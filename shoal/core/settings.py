@@ -6,6 +6,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, TypeVar
 
 from shoal.errors import ShoalError, excerpt, unknown
@@ -65,6 +66,10 @@ def _check(name: str, value: Any, kind: Any) -> Any:
             raise ShoalError(f"--{name} must be a whole number, got {_shown(value)}.")
         if abs(value) > LARGEST:
             raise ShoalError(f"--{name} must be within 2**62, got {_shown(value)}.")
+    elif kind is Path:
+        if not isinstance(value, (str, Path)) or "\0" in str(value):
+            raise ShoalError(f"--{name} must be a path, got {_shown(value)}.")
+        return Path(value)
     elif kind in (bool, str) and not isinstance(value, kind):
         raise ShoalError(f"--{name} must be a {kind.__name__}, got {_shown(value)}.")
     return value

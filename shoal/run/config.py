@@ -381,10 +381,8 @@ def make_job(world: str, **overrides: Any) -> Job:
             value = AUTO
         elif key in ("total_steps", "num_envs", "rollout", "checkpoint_every") and value is not None:
             value = to_count(key, value)
-        if key in ("per_group", "freeze", "load"):
-            value = (value,) if isinstance(value, str) else tuple(value)
-        if key == "run_dir" and value is not None:
-            value = Path(value)
+        if key in ("per_group", "freeze", "load") and isinstance(value, str):
+            value = (value,)
         if key in run_names:
             run[key] = value
         elif key in learn_names:

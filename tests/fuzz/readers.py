@@ -9,12 +9,16 @@ import json
 import os
 import shutil
 import tempfile
+import types
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any, get_args, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import hypothesis
+import hypothesis.strategies as st
 import numpy as np
 
 import shoal
@@ -47,7 +51,7 @@ class Input:
     label: str
     """What was done to which file."""
     read: list[str] | Callable[[], Any]
-    """Words of the command line, or a call."""
+    """Words of the command line, or a call that may return an exit code."""
     intact: bool
     """Whether it passes the outer checks: JSON that can be parsed, checksums that fit."""
 
@@ -154,11 +158,8 @@ def run_folder(rng: Random, base: Path, folder: Path) -> Input:
         done.append(f"{target.relative_to(path)} {action}")
     found = _command(rng, name, path, folder, list(COMMANDS), "; ".join(done), False)
 
-    def read() -> Any:
-        return shoal.cli.main(found.read)
-
-    def check() -> Any:
-        code = read()
+    def check() -> int:
+        code = shoal.cli.main(found.read)
         assert precious.read_text() == "precious", "a file outside of the run has changed"
         return code
 
@@ -326,73 +327,92 @@ def episodes(rng: Random, base: Path, folder: Path) -> Input:
 
 # --- settings --------------------------------------------------------------------------------------------------------
 
-WORDS = [
-    "0",
-    "-1",
-    "1e400",
-    "nan",
-    "inf",
-    "-inf",
-    "1e30",
-    "",
-    "auto",
-    "none",
-    "None",
-    "true",
-    "é",
-    "\x1b[31m",
-    "x" * 3000,
-]
-WORDS += [
-    "cpu",
-    "cuda:99",
-    "mlp",
-    "os:system",
-    "nothere.py:Net",
-    "1e3",
-    "0.5",
-    "2147483648",
-    "16,16",
-    "cart.lr=1",
-    "--",
-]
-"""Values of flags."""
+WORDS = ["", "auto", "none", "true", "nan", "é", "\x1b[31m", "x" * 3000, "cpu", "cuda:99", "mlp", "lstm", "os:system"]
+WORDS += ["nothere.py:Net", "1e3", "cart.lr=1", "agent.hidden=8,8", "cart=/tmp", "--", "house:1", "{}", '{"a": 1}']
 
 NAMED = [*WORLDS, "gym:CartPole-v1", "gym:NoSuch-v1", "gym:os:X-v0", "ale:pong", "ale:../x", "zoo:os", "os:system", ""]
 NAMED += ["nothere.py:World", "cart pole", "a\0b", "x" * 300]
 """Names of worlds."""
 
+JSON_VALUES = st.recursive(
+    st.sampled_from([*EDGES, *WORDS]) | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=5,
+)
+
+
+def values_of(hint: Any) -> st.SearchStrategy:
+    """Values of a setting's declared type, near its bounds and far beyond."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return values_of(parts[0])
+    if origin is Literal:
+        return st.sampled_from(parts)
+    if origin in (Union, types.UnionType):
+        return st.one_of(*(values_of(part) for part in parts))
+    if origin is tuple:
+        return st.lists(values_of(parts[0]), max_size=4)
+    if hint is bool:
+        return st.booleans()
+    if hint is int:
+        return st.integers(-1, 5) | st.sampled_from((16, 64, 256)) | st.integers(-(2**70), 2**70)
+    if hint is float:
+        return st.floats(0, 1) | st.sampled_from((0, 1, 1e-320, 1e30, -1e308)) | st.floats()
+    return st.none() if hint is type(None) else st.sampled_from(WORDS) | st.text(max_size=12)
+
+
+@st.composite
+def jobs(draw: Any) -> tuple[str, str, dict[str, Any], dict[str, Any], bool]:
+    """World, algorithm, settings, settings of the world, and whether they are given as flags."""
+    world = draw(st.sampled_from(NAMED)) if draw(st.integers(0, 3)) == 0 else draw(st.sampled_from(list(WORLDS)))
+    algo = draw(st.sampled_from(list(LEARNERS)))
+    hints = {**get_type_hints(TrainConfig, include_extras=True), **get_type_hints(LEARNERS[algo][0])}
+    of_world = get_type_hints(world_class(world).Config) if world in WORLDS else {}
+
+    def some(hints: dict[str, Any]) -> dict[str, Any]:
+        names = draw(st.lists(st.sampled_from(sorted(hints)), max_size=4, unique=True)) if hints else []
+        return {n: draw(JSON_VALUES if draw(st.integers(0, 5)) == 0 else values_of(hints[n])) for n in names}
+
+    return (
+        world,
+        algo,
+        some({n: h for n, h in hints.items() if n not in ("algo", "device")}),
+        some(of_world),
+        draw(st.booleans()),
+    )
+
+
+def example(strategy: st.SearchStrategy, number: int) -> Any:
+    """What hypothesis draws for a seed."""
+    drawn = []
+
+    @hypothesis.seed(number)
+    @hypothesis.settings(
+        max_examples=5, database=None, phases=[hypothesis.Phase.generate], suppress_health_check=hypothesis.HealthCheck
+    )
+    @hypothesis.given(strategy)
+    def collect(value: Any) -> None:
+        drawn.append(value)
+
+    collect()
+    return drawn[-1]  # the first ones are the simplest that there are
+
 
 def settings(rng: Random, base: Path, folder: Path) -> Input:
-    """Names and values from the command line and from Python, each of the types that may be there and of others."""
-    world = rng.choice(NAMED) if rng.random() < 0.3 else rng.choice(list(WORLDS))
-    algo = rng.choice(list(LEARNERS))
-    kinds: list[Any] = [TrainConfig, LEARNERS[algo][0]]
-    own = world_class(world).Config if world in WORLDS else None
-    hints = {name: hint for kind in kinds for name, hint in get_type_hints(kind, include_extras=True).items()}
-    names = [f.name for kind in kinds for f in fields(kind)]
-    chosen = rng.sample(names, rng.choice((0, 1, 1, 2, 4)))
-    of_world = [f.name for f in fields(own)] if own else []
-    if rng.random() < 0.6:
-        words = ["--algo", algo, "--device", "cpu"]
-        for name in [*chosen, *rng.sample(of_world, min(len(of_world), rng.choice((0, 1, 2))))]:
-            choices = [str(value) for value in get_args(hints.get(name)) if isinstance(value, str)]
-            words += [
-                f"--{name.replace('_', '-')}",
-                *(rng.choice([*WORDS, *choices]) for _ in range(rng.choice((1, 1, 2)))),
-            ]
+    """Names and values as flags and from Python, of the declared types and of others."""
+    world, algo, given, inner, as_flags = example(jobs(), rng.randrange(2**32))
+    if not as_flags:
+        call = partial(shoal.run.config.make_job, world, algo=algo, device="cpu", world_config=inner, **given)
+        return Input(f"make_job {world} {algo} {given} {inner}", call, True)
+    words = ["--algo", algo, "--device", "cpu"]
+    for name, value in [*given.items(), *((f"world.{name}", value) for name, value in inner.items())]:
+        parts = value if isinstance(value, list) else [value]
+        words += [f"--{name.replace('_', '-')}", *(str(part) for part in parts if part is not True)]
+    return Input(f"shoal train {world} {' '.join(words)}", partial(_parse, world, words), True)
 
-        def parse() -> None:
-            shoal.run.config.parse_job(world, words)
 
-        return Input(f"shoal train {world} {' '.join(words)}"[:300], parse, True)
-    given = {name: rng.choice([*EDGES, *WORDS]) for name in chosen if name not in ("algo", "device")}
-    inner = {name: rng.choice([*EDGES, *WORDS]) for name in rng.sample(of_world, min(len(of_world), 2))}
-
-    def call() -> None:
-        shoal.run.config.make_job(world, algo=algo, device="cpu", world_config=inner, **given)
-
-    return Input(f"make_job {world} {algo} {given} {inner}"[:300], call, True)
+def _parse(world: str, words: list[str]) -> None:
+    shoal.run.config.parse_job(world, words)
 
 
 def make_base(folder: Path) -> None:

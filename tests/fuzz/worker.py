@@ -38,7 +38,8 @@ def judge(given: Input) -> tuple[str, str]:
             if isinstance(given.read, list):
                 code = shoal.cli.main(given.read)
             else:
-                code = given.read() or 0
+                result = given.read()
+                code = result if isinstance(result, int) else 0
         except Began:
             return FINE, "began"
         except ShoalError as error:
@@ -95,7 +96,7 @@ def main(seed: int, base: Path, folder: Path) -> None:
             warnings.simplefilter("ignore")
             given = make_input(reader, int(number), seed, base, folder)
         verdict, detail = judge(given)
-        row = dict(verdict=verdict, detail=detail, label=given.label, intact=given.intact)
+        row = dict(verdict=verdict, detail=detail, label=given.label[:500], intact=given.intact)
         print(json.dumps(row), file=answers, flush=True)
 
 
