@@ -66,6 +66,11 @@ NUMBERS = [
 """Texts that take the place of a number in a text file."""
 
 
+def edge(rng: Random) -> Any:
+    """One of the edges, for whatever is done to it next."""
+    return copy.deepcopy(rng.choice(EDGES))
+
+
 def mutate_json(rng: Random, tree: Any, count: int | None = None) -> tuple[Any, str]:
     """A changed copy of a JSON value, and what was done."""
     tree = {"": copy.deepcopy(tree)}
@@ -92,9 +97,9 @@ def mutate_json(rng: Random, tree: Any, count: int | None = None) -> tuple[Any, 
             done.append(f"deep {str(key)[:40]!r}")
             break  # nothing can walk through it any more
         elif action == "add" and isinstance(value, dict):
-            value[rng.choice(("unknown", "", "__class__", "seed"))] = rng.choice(EDGES)
+            value[rng.choice(("unknown", "", "__class__", "seed"))] = edge(rng)
         else:
-            holder[key] = rng.choice(EDGES)
+            holder[key] = edge(rng)
         done.append(f"{action} {str(key)[:40]!r}")
     return tree[""], ", ".join(done)
 

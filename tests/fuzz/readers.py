@@ -3,6 +3,7 @@
 Input `number` of a reader is always the same: its choices come from a random generator seeded by both.
 """
 
+import copy
 import gzip
 import hashlib
 import json
@@ -335,7 +336,10 @@ NAMED += ["nothere.py:World", "cart pole", "a\0b", "x" * 300]
 """Names of worlds."""
 
 JSON_VALUES = st.recursive(
-    st.sampled_from([*EDGES, *WORDS]) | st.integers() | st.floats() | st.text(max_size=8),
+    st.builds(lambda number: copy.deepcopy([*EDGES, *WORDS][number]), st.integers(0, len(EDGES) + len(WORDS) - 1))
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
     max_leaves=5,
 )
