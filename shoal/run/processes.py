@@ -371,7 +371,7 @@ def _exchange(value: Any, size: int, group: Any) -> list[Any]:
     longest = max(int(length) for length in lengths)
     texts = [torch.empty(longest, dtype=torch.uint8) for _ in range(size)]
     dist.all_gather(texts, torch.frombuffer(bytearray(text.ljust(longest)), dtype=torch.uint8), group)
-    return [json.loads(bytes(each.tolist())) for each in texts]
+    return [json.loads(each.numpy().tobytes()) for each in texts]
 
 
 @contextlib.contextmanager
@@ -382,7 +382,7 @@ def joined(job: Job) -> Iterator[tuple[Job, Processes]]:
         yield job, Processes()
         return
     ours = not dist.is_initialized()
-    with _own_cores(place):
+    with _losses_named(place), _own_cores(place):
         device = _own_device(job.train.device, place)
         if ours:
             place.export()
@@ -395,20 +395,26 @@ def joined(job: Job) -> Iterator[tuple[Job, Processes]]:
         group = dist.new_group(backend="nccl") if apart else talk
         reducer = GroupReducer(group, place.rank, place.size, not apart)
         store = dist.distributed_c10d._get_default_store()
-        try:
-            yield replace(job, train=replace(job.train, device=device)), Processes(reducer, talk, store)
-        except RuntimeError as error:
-            if _is_lost(error):
-                raise Lost(
-                    f"Process {place.rank} of {place.size} has lost another process; start all of them again to "
-                    "continue from the last checkpoint."
-                ) from error
-            raise
+        yield replace(job, train=replace(job.train, device=device)), Processes(reducer, talk, store)
         # Graphs that hold sums of NCCL go first. After an error the process ends, and everything with it.
         gc.collect()
         dist.barrier(talk)
         if ours:
             dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _losses_named(place: Place) -> Iterator[None]:
+    """Raise `Lost` for what torch says when another process is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not _is_lost(error):
+            raise
+        raise Lost(
+            f"Process {place.rank} of {place.size} has lost another process; start all of them again to continue from "
+            "the last checkpoint."
+        ) from error
 
 
 def _meeting_place(place: Place) -> Any:
@@ -500,21 +506,13 @@ def launch(folder: RunFolder, count: int, trust: bool = False) -> Outcome | None
     name = uuid.uuid4().hex
     with TemporaryFolder("launch") as box, _caught_signals() as caught:
         note = box / "outcome.json"
-        command = [
-            sys.executable,
-            "-m",
-            "shoal.run.processes",
-            str(folder.path),
-            str(note),
-            *([TRUST] if trust else []),
-        ]
+        command = [sys.executable, "-m", "shoal.run.processes", str(folder.path), str(note), *[TRUST] * trust]
         for restarts in itertools.count():
             shared = dict(WORLD_SIZE=count, LOCAL_WORLD_SIZE=count, TORCHELASTIC_RUN_ID=name)
             shared |= {"TORCHELASTIC_RESTART_COUNT": restarts, STORE: box / f"store-{restarts}"}
             shared |= dict(GLOO_SOCKET_IFNAME=LOOPBACK, NCCL_SOCKET_IFNAME=f"={LOOPBACK}")  # "=": this name alone
-            failure = _run_together(
-                command, [dict(shared, RANK=rank, LOCAL_RANK=rank) for rank in range(count)], caught
-            )
+            places = [dict(shared, RANK=rank, LOCAL_RANK=rank) for rank in range(count)]
+            failure = _run_together(command, places, caught)
             outcome = _read(note)
             if failure is None or outcome is not None:
                 return outcome
@@ -523,8 +521,8 @@ def launch(folder: RunFolder, count: int, trust: bool = False) -> Outcome | None
             steps = latest_steps(folder.checkpoints) if folder.holds_checkpoints else None
             if restarts == RESTARTS:
                 return Outcome(1, f"{failure} after {RESTARTS} restarts; {_remedy(folder, steps)}")
-            place = "the beginning" if steps is None else f"the checkpoint at {steps} env steps"
-            Progress(1, quiet=True).warn(f"{failure}; all {count} start again from {place}.")
+            start = "the beginning" if steps is None else f"the checkpoint at {steps} env steps"
+            Progress(1, quiet=True).warn(f"{failure}; all {count} start again from {start}.")
 
 
 def _remedy(folder: RunFolder, steps: int | None) -> str:
@@ -569,10 +567,16 @@ def _wait(processes: Sequence[subprocess.Popen], caught: list[int]) -> str | Non
         time.sleep(0.1)
     if not any(codes) and None not in codes:
         return None
-    others = [LOST, None, 0]  # no causes
-    first = min(codes, key=lambda code: others.index(code) if code in others else -1)
-    how = {LOST: "has lost another process", None: "did not end"}.get(first) or how_it_ended(first)
-    return f"Process {codes.index(first)} of {len(codes)} {how}"
+    cause = min(codes, key=_cause_first)
+    how = {LOST: "has lost another process", None: "did not end"}.get(cause) or how_it_ended(cause)
+    return f"Process {codes.index(cause)} of {len(codes)} {how}"
+
+
+def _cause_first(code: int | None) -> int:
+    """Sorts exit codes: signals, errors, processes that have lost another one, those that run, those that are done."""
+    if code in (LOST, None, 0):
+        return (LOST, None, 0).index(code) + 2
+    return int(code > 0)
 
 
 def _end(processes: Sequence[subprocess.Popen]) -> None:

@@ -523,6 +523,8 @@ WAITS = "import signal; signal.pthread_sigmask(signal.SIG_SETMASK, ()); signal.p
 def test_the_process_that_failed_first_is_named(programs, signals, found):
     command = [sys.executable, "-c", "import os; exec(os.environ['PROGRAM'])"]
     assert processes_module._run_together(command, [dict(PROGRAM=program) for program in programs], signals) == found
+    causes = [-9, 1, LOST, None, 0]
+    assert sorted(reversed(causes), key=processes_module._cause_first) == causes
 
 
 def test_a_run_goes_on_with_another_number_of_processes(tmp_path):
