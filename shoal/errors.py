@@ -1,6 +1,7 @@
 """The one error that is meant for the person at the keyboard, checks that raise it, and how warnings are shown."""
 
 import difflib
+import signal
 import tempfile
 import warnings
 from collections.abc import Iterable, Iterator
@@ -74,6 +75,11 @@ def require(name: str, value: Any, good: bool, rule: str) -> None:
     """Refuse a setting that breaks a rule, by the name of its flag."""
     if not good:
         raise ShoalError(f"--{name} must be {rule}, got {value}.")
+
+
+def how_it_ended(code: int) -> str:
+    """What to say of a process with this exit code, as Python's `subprocess` gives it."""
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended by itself with exit code {code}"
 
 
 def missing(kind: str, path: Path) -> str:

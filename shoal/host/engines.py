@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
 import time
@@ -19,7 +18,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from shoal.core.launch import cpu_threads
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, how_it_ended
 from shoal.host.envs import EnvFault, make_rows
 from shoal.host.memory import RESET, SharedArrays
 from shoal.host.sources import Source
@@ -295,10 +294,7 @@ class Processes(Engine):
         worker.stop()
 
     def _how_it_died(self, worker: _Worker) -> Fault:
-        code = worker.process.wait()
-        if code < 0:
-            return Fault(f"was killed by {signal.Signals(-code).name}")
-        return Fault(f"ended by itself with exit code {code}")
+        return Fault(how_it_ended(worker.process.wait()))
 
     def _what_it_said(self, worker: _Worker, answers: bytes) -> Fault:
         text = answers[answers.index(FAILED) + 1 :]

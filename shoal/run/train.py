@@ -177,7 +177,7 @@ def _starts_others(job: Job) -> bool:
 def _with_others(job: Job, folder: RunFolder) -> Run:
     """Let processes of their own train in a folder, and wait for them."""
     folder.unlock()  # the first of them locks it
-    outcome = launch(folder.path, job.train.processes, job.train.trust)
+    outcome = launch(folder, job.train.processes, job.train.trust)
     if outcome is None:
         return load_run(folder.path, "last", job.train.device)
     if outcome.saved:
