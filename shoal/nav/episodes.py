@@ -477,6 +477,7 @@ def make_episodes(
     seed: int = 0,
     up: str = "auto",
     scale: float = 1.0,
+    strict: bool = False,
     device: str | torch.device = "cpu",
     cell: float = 0.1,
 ) -> Iterator[str]:
@@ -486,7 +487,7 @@ def make_episodes(
     scenes = _by_name(expand(sources)).values()
     write_episodes(folder, split, [])  # what cannot be written is told before the work
     for source in scenes:
-        packed = prepare(source, up, scale, device)
+        packed = prepare(source, up, scale, device, strict)
         memory = SceneMemory.holding([packed], device)
         cells = GroundMemory.cells_for([packed], cell, memory.device, goals=BATCH)
         finder = Pathfinder(GroundMemory(memory, cells, cell=cell))

@@ -11,6 +11,8 @@ from shoal.scene.scene import FARTHEST, LARGEST_EXTENT, Material, Scene, check_s
 
 LARGEST_COUNT = 50_000_000
 """Triangles. A search tree over more than that does not fit on the devices this is made for."""
+LONGEST_NAME = 200
+"""Characters of a name that a label is made from."""
 UPS = ("auto", "y", "z")
 
 _MEANINGLESS = frozenset(
@@ -41,6 +43,8 @@ class Draft:
     """Labels; the empty name is no label."""
     materials: list[Material]
     textures: list[np.ndarray] = field(default_factory=list)
+    missing: tuple[str, ...] = ()
+    """References to pictures that lead to no file."""
     notes: list[str] = field(default_factory=list)
 
 
@@ -61,7 +65,7 @@ def check_count(name: str, count: int) -> None:
 def label(*candidates: str) -> str:
     """What an object is called, from the first name that says anything: "Chair_12" and "chair.001" are a "chair"."""
     for candidate in candidates:
-        name = re.sub(r"[\s_.\-:#()\[\]]*\d*[\s_.\-:#()\[\]]*$", "", candidate.strip())
+        name = re.sub(r"[\s_.\-:#()\[\]]*\d*[\s_.\-:#()\[\]]*$", "", candidate[:LONGEST_NAME].strip())
         while name != (shorter := re.sub(r"[\s_.\-:#()\[\]]+\d+$", "", name)):
             name = shorter
         name = name.strip(" _.-:#").lower()
@@ -107,6 +111,7 @@ def finish(draft: Draft, name: str, up: str, scale: float) -> Scene:
             materials=tuple(draft.materials),
             textures=tuple(draft.textures),
             labels=tuple(labels),
+            missing=draft.missing,
             notes=tuple(notes),
         )
     )
