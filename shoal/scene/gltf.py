@@ -295,7 +295,8 @@ class _Reader:
                 texture = self._texture(surface["texture"])
             cutoff = 0.0
             if given.get("alphaMode") == "MASK":
-                cutoff = float(self._numbers([given.get("alphaCutoff", 0.5)], 1, f"the cut-off of material {index}")[0])
+                cutoff = self._numbers([given.get("alphaCutoff", 0.5)], 1, f"the cut-off of material {index}")[0]
+                cutoff = float(cutoff.clip(0, 2))  # beyond 1 nothing is left; a float32 holds it
             elif given.get("alphaMode") == "BLEND":
                 self._blending.add(len(self.materials))
             self.materials.append(Material(_text(given.get("name")), shown, texture, cutoff))

@@ -152,6 +152,7 @@ def test_gltf_colours_are_linear_and_shown_as_srgb(tmp_path):
         ({"alphaMode": "OPAQUE"}, 0, 0.0),
         ({"alphaMode": "MASK"}, 0, 0.5),
         ({"alphaMode": "MASK", "alphaCutoff": 0.25}, 0, 0.25),
+        ({"alphaMode": "MASK", "alphaCutoff": 1e308}, 0, 2.0),
         ({"alphaMode": "BLEND"}, 0, 0.5),
         ({"alphaMode": "BLEND"}, 255, 0.0),
     ],
