@@ -4,7 +4,7 @@ BIN := .venv/bin
 # By path: otherwise a folder `shoal` beside a script, the checkout itself, would be taken for the package.
 EDITABLE := --config-settings editable_mode=compat -e
 
-.PHONY: demo test test-slow lint ratchet docs bench clean
+.PHONY: demo test test-slow fuzz soak lint ratchet docs bench clean
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -24,6 +24,14 @@ test: .venv/installed
 
 test-slow: .venv/installed
 	$(BIN)/python -m pytest -m slow
+
+# Damaged run folders, scenes, episode files and settings: refused in one sentence, or fine.
+fuzz: .venv/installed
+	$(BIN)/python -m tests.fuzz
+
+# Kills at random moments, then an hour of training that is watched for leaks.
+soak: .venv/installed
+	$(BIN)/python -m tests.soak
 
 lint: .venv/installed
 	$(BIN)/ruff format --check .

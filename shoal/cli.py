@@ -235,6 +235,7 @@ def _scene_arguments(parser, several: bool = False) -> None:
         parser.add_argument("scene", metavar="SCENE", help=kinds)
     parser.add_argument("--up", default="auto", choices=["auto", "y", "z"], help="the file's upward axis")
     parser.add_argument("--scale", type=float, default=1.0, help="metres per unit of the file (0.01: centimetres)")
+    parser.add_argument("--strict", action="store_true", help="refuse files whose textures are missing")
 
 
 def _scene_info(words: list[str]) -> int:
@@ -243,7 +244,7 @@ def _scene_info(words: list[str]) -> int:
     options = parser.parse_args(words)
     from shoal.scene.info import scene_info
 
-    for line in scene_info(options.scene, options.up, options.scale):
+    for line in scene_info(options.scene, options.up, options.scale, options.strict):
         print(line)
     return 0
 
@@ -267,7 +268,7 @@ def _scene_render(words: list[str]) -> int:
 
     check_path(options.out)
     size, device = parse_size(options.size), pick_device(options.device)
-    packed = prepare(options.scene, options.up, options.scale, device)
+    packed = prepare(options.scene, options.up, options.scale, device, options.strict)
     sheet = draw_sheet(
         packed, options.views, size, light=options.light, fov=options.fov, seed=options.seed, device=device
     )
@@ -297,6 +298,7 @@ def _scene_episodes(words: list[str]) -> int:
         seed=options.seed,
         up=options.up,
         scale=options.scale,
+        strict=options.strict,
         device=pick_device(options.device),
     )
     for line in lines:

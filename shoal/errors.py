@@ -15,6 +15,9 @@ class ShoalError(Exception):
 
     exit_code = 2
 
+    def __init__(self, message: str):
+        super().__init__(_escaped(message))
+
 
 NEVER_BEGAN = "stopped before the work began; nothing was saved."
 
@@ -60,7 +63,12 @@ def excerpt(text: Any, limit: int = 100) -> str:
     """`text` for a message: at most `limit` characters, control codes escaped, on one line."""
     shown = str(text)
     cut = shown if len(shown) <= limit else f"{shown[:limit]}…"
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in cut)
+    return _escaped(cut, "")
+
+
+def _escaped(text: str, kept: str = "\n") -> str:
+    """`text` with control codes escaped, so that a terminal only shows it."""
+    return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text)
 
 
 def require(name: str, value: Any, good: bool, rule: str) -> None:

@@ -132,7 +132,7 @@ def _mixed(part: Discrete | MultiDiscrete | Box, noise: torch.Tensor) -> torch.T
     return (noise * torch.tensor([part.n] if isinstance(part, Discrete) else part.nvec)).floor()
 
 
-def take(world: World, actions: Arrays, rows: slice = slice(None)) -> None:
+def take(world: World, actions: Arrays, rows: slice | torch.Tensor = slice(None)) -> None:
     """One step with these rows of the actions."""
     world.step({name: tensor[rows].to(world.device) for name, tensor in actions.items()})
 

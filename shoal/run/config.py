@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import tyro
 
-from shoal.core.settings import check_settings
+from shoal.core.settings import check_settings, make_settings
 from shoal.errors import ShoalError, excerpt, unknown
 from shoal.worlds import full_path, kind_of_world, world_class
 
@@ -381,10 +381,8 @@ def make_job(world: str, **overrides: Any) -> Job:
             value = AUTO
         elif key in ("total_steps", "num_envs", "rollout", "checkpoint_every") and value is not None:
             value = to_count(key, value)
-        if key in ("per_group", "freeze", "load"):
-            value = (value,) if isinstance(value, str) else tuple(value)
-        if key == "run_dir" and value is not None:
-            value = Path(value)
+        if key in ("per_group", "freeze", "load") and isinstance(value, str):
+            value = (value,)
         if key in run_names:
             run[key] = value
         elif key in learn_names:
@@ -398,10 +396,8 @@ def make_job(world: str, **overrides: Any) -> Job:
             raise unknown(f"setting of {world}", key, world_names)
     chosen = run["per_group"] if "per_group" in overrides else ()
     run["per_group"] = _joined(shipped, chosen, overrides)
-    job = Job(
-        full_path(world), TrainConfig(**run), LEARNERS[algo][0](**learn), cls.Config(**{**sizes, **world_overrides})
-    )
-    return _settled(job, device)
+    world_config = make_settings(cls.Config, {**sizes, **world_overrides}, "world.")
+    return _settled(Job(full_path(world), TrainConfig(**run), LEARNERS[algo][0](**learn), world_config), device)
 
 
 def parse_job(world: str, arguments: list[str], command: str = "shoal train") -> Job:
@@ -508,9 +504,7 @@ def load_job(folder: Path, trust: bool = False) -> Job:
             _check_names(path, name, values, kind)
         _check_names(path, "world_config", world_config, cls.Config)
         train.update(run_dir=folder, trust=trust)
-        job = Job(world, TrainConfig(**train), learn_class(**learn), cls.Config(**world_config))
-        check_settings(job.world_config)
-        return job
+        return Job(world, TrainConfig(**train), learn_class(**learn), make_settings(cls.Config, world_config, "world."))
     except ShoalError as error:
         raise ShoalError(str(error) if str(folder) in str(error) else f"{path}: {error}") from None
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError, OSError) as error:

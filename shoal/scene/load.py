@@ -9,7 +9,7 @@ import numpy as np
 
 from shoal.errors import ShoalError
 from shoal.scene.draft import Draft, check_settings, finish
-from shoal.scene.files import Source
+from shoal.scene.files import Source, check_textures
 from shoal.scene.gltf import gltf_references, read_gltf
 from shoal.scene.obj import obj_references, read_obj
 from shoal.scene.ply import ply_references, read_ply
@@ -37,14 +37,17 @@ ENDINGS = tuple(_FORMATS)
 """The endings of files that can be loaded."""
 
 
-def load_scene(path: str | Path, up: str = "auto", scale: float = 1.0) -> Scene:
+def load_scene(path: str | Path, up: str = "auto", scale: float = 1.0, strict: bool = False) -> Scene:
     """A mesh file as a scene, in metres and z up.
 
     `up` is the file's own axis: "auto" takes y for glTF (its standard) and OBJ (its custom) and z for PLY; scans in
     .glb are often z up in truth, so look at the scene's bounds. A y-up point (x, y, z) becomes (x, -z, y). `scale` is
-    the length of the file's unit in metres. What was mended or left out stands in the scene's notes.
+    the length of the file's unit in metres. What was mended or left out stands in the scene's notes. Missing textures
+    are a warning, or, if `strict`, an error.
     """
-    return build(Source(path), up, scale)
+    scene = build(Source(path), up, scale)
+    check_textures(scene.name, scene.missing, strict)
+    return scene
 
 
 def build(source: Source, up: str = "auto", scale: float = 1.0) -> Scene:

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import re
 import struct
 import zlib
 
@@ -225,9 +226,7 @@ def _textured(tmp_path, picture: bytes | str, name: str = "a.gltf"):
     return file.save_apart(tmp_path / name)
 
 
-def test_pictures_and_buffers_that_are_missing_or_addresses(tmp_path):
-    refused(_textured(tmp_path, "gone.png"), "picture 'gone.png' is missing")
-    refused(_textured(tmp_path, "https://example.org/a.png"), "https://example.org/a.png", "only files are read")
+def test_pictures_and_buffers_that_are_damaged_or_missing(tmp_path):
     refused(_textured(tmp_path, "data:image/png;base64,!!!"), "picture 0", "not")
     refused(_textured(tmp_path, "data:image/png,abc"), "not base64")
     path = square_glb().save_apart(tmp_path / "b.gltf")
@@ -292,17 +291,35 @@ def test_damaged_obj(tmp_path, text, words):
     refused(written(tmp_path / "a.obj", text), "a.obj", *words)
 
 
-def test_obj_textures_that_are_missing_or_broken(tmp_path):
+def test_obj_textures_that_are_damaged(tmp_path):
     path = written(tmp_path / "a.obj", "mtllib a.mtl\n" + OBJ + "vt 0 0\nusemtl m\nf 1/1 2/1 3/1\n")
     written(tmp_path / "a.mtl", "newmtl m\nmap_Kd maps/wood.jpg\nnewmtl other\nmap_Kd unused.jpg\n")
-    refused(path, "a.obj: its texture 'maps/wood.jpg' is missing")
     (tmp_path / "maps").mkdir()
     written(tmp_path / "maps" / "wood.jpg", "no picture")
     refused(path, "'maps/wood.jpg'", "not a picture")
     Image.fromarray(FOUR[..., :3]).save(tmp_path / "maps" / "wood.jpg")
     assert load_scene(path).textures[0].shape == (2, 2, 4)
-    written(tmp_path / "a.mtl", "newmtl m\nmap_Kd http://example.org/wood.jpg\n")
-    refused(path, "http://example.org/wood.jpg", "only files are read")
+
+
+@pytest.mark.parametrize("reference", ["gone.png", "../gone.png", "https://example.org/a.png", "x" * 5000])
+@pytest.mark.parametrize("ending", ["gltf", "obj", "ply"])
+def test_missing_textures_are_a_warning_or_strictly_an_error(tmp_path, ending, reference):
+    written(tmp_path / "a.mtl", f"newmtl m\nKd 0 1 0\nmap_Kd {reference}\n")
+    if ending == "gltf":
+        path = _textured(tmp_path, reference)
+    elif ending == "obj":
+        path = written(tmp_path / "a.obj", "mtllib a.mtl\n" + OBJ + "vt 0 0\nusemtl m\nf 1/1 2/1 3/1\n")
+    else:
+        head = PLY.replace("element vertex", f"comment TextureFile {reference}\nelement vertex")
+        head = head.replace("float z", "float z\nproperty float u\nproperty float v")
+        path = written(tmp_path / "a.ply", head + "0 0 0 0 0\n1 0 0 0 0\n0 1 0 0 0\n3 0 1 2\n")
+    with pytest.warns(UserWarning, match=rf"a\.{ending}: textures are missing .*{re.escape(reference[:50])}"):
+        scene = load_scene(path)
+    assert scene.missing == (reference,)
+    assert scene.materials[scene.material[0]].texture == -1
+    if ending == "obj":
+        assert scene.materials[0].colour == (0, 1, 0, 1)
+    refused(path, f"a.{ending}: its texture", reference[:50], strict=True)
 
 
 # --- PLY -------------------------------------------------------------------------------------------------------------
