@@ -240,16 +240,10 @@ def _read_file(file: Path, found: dict[str, list[Episodes]], may_be_empty: bool 
 def _entries(file: Path) -> list:
     """The list of episodes that stands in a file."""
     try:
-        with file.open("rb") as opened:
-            data = opened.read(LARGEST_TEXT + 1)
+        data = file.read_bytes()
         if not data:
             raise ShoalError(f"{file} is empty (0 bytes).")
-        if file.name.endswith(".gz"):
-            with gzip.open(io.BytesIO(data)) as text:
-                data = text.read(LARGEST_TEXT + 1)
-        if len(data) > LARGEST_TEXT:
-            raise ShoalError(f"{file} holds more than {LARGEST_TEXT:,} bytes; at most as many are read: split it.")
-        content = json.loads(data)
+        content = json.loads(_decompressed(file, data) if file.name.endswith(".gz") else data)
     except gzip.BadGzipFile:
         raise ShoalError(f"{file} is not compressed by gzip, as its name says; call it .json if it is plain.") from None
     except (EOFError, zlib.error) as error:
@@ -262,6 +256,18 @@ def _entries(file: Path) -> list:
     if not isinstance(entries, list):
         raise ShoalError(f"{file} has no list of episodes; Habitat's datasets are an object with the key 'episodes'.")
     return entries
+
+
+def _decompressed(file: Path, data: bytes) -> bytes:
+    """In pieces: a small file may claim any size."""
+    pieces, total = [], 0
+    with gzip.open(io.BytesIO(data)) as text:
+        while piece := text.read(2**20):
+            total += len(piece)
+            if total > LARGEST_TEXT:
+                raise ShoalError(f"{file} holds more than {LARGEST_TEXT:,} bytes once decompressed: split it.")
+            pieces.append(piece)
+    return b"".join(pieces)
 
 
 def _row(file: Path, place: int, entry: Any) -> tuple[str, tuple]:

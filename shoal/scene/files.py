@@ -173,14 +173,13 @@ class Pictures:
         """References to pictures that lead to no file."""
         return tuple(self._missing)
 
-    def number(self, key: Hashable, make: Callable[[], np.ndarray | None]) -> int:
-        """The index of the texture of this key, uint8 [height, width, 4], made at the first call; -1 if it is None."""
+    def number(self, key: Hashable, make: Callable[[], np.ndarray]) -> int:
+        """The index of the texture of this key, uint8 [height, width, 4], made at the first call."""
         if key not in self._known:
             texture = make()
-            if texture is not None:
-                self.textures.append(texture)
-                self._faint.append(bool(texture[..., 3].min() < 255))
-            self._known[key] = -1 if texture is None else len(self.textures) - 1
+            self._known[key] = len(self.textures)
+            self.textures.append(texture)
+            self._faint.append(bool(texture[..., 3].min() < 255))
         return self._known[key]
 
     def faint(self, index: int) -> bool:

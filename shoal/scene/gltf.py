@@ -33,7 +33,7 @@ _COMPRESSED = {
     "KHR_texture_basisu": "with KTX2 (Basis) pictures",
 }
 LARGEST_LIST = 10**6
-"""Nodes, meshes and so on in a file, and parts of meshes that its nodes place."""
+"""Nodes, meshes and so on in a file, parts of meshes that its nodes place, and entries of an accessor without data."""
 _TRIANGLE_BYTES, _VERTEX_BYTES = 150, 100
 """What reading takes for each, about."""
 _UNDERSTOOD = frozenset({"KHR_texture_transform", "KHR_mesh_quantization", "EXT_texture_webp", "KHR_lights_punctual"})
@@ -479,9 +479,9 @@ class _Reader:
     def _block(self, place: dict, count: int, width: int, kind: np.dtype, what: str) -> np.ndarray:
         """[count, width] out of a buffer view, or zeros where there is none."""
         if "bufferView" not in place:
-            if count > (size := len(self.source.data)):
+            if count > LARGEST_LIST:
                 raise ShoalError(
-                    f"{self.name}: {what} claims {count:,} entries without data in a file of {size:,} bytes."
+                    f"{self.name}: {what} claims {count:,} entries without data; at most {LARGEST_LIST:,} are read."
                 )
             return np.zeros((count, width), kind)
         data, stride = self._view(place["bufferView"])

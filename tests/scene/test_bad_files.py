@@ -14,6 +14,7 @@ from PIL import Image
 import shoal.scene.draft
 import shoal.scene.files
 import shoal.scene.gltf
+import shoal.scene.polygons
 from shoal.errors import ShoalError
 from shoal.scene.load import load_scene
 from tests.scene.meshes import FACES, FOUR, SQUARE, Gltf, picture_bytes, square_glb
@@ -119,6 +120,33 @@ def test_a_small_file_that_places_one_mesh_very_often(tmp_path, monkeypatch):
     file.tree["scenes"] = [{"nodes": list(range(30))}]
     monkeypatch.setattr(shoal.scene.draft, "LARGEST_COUNT", 50)
     refused(file.save(tmp_path / "a.glb"), "60 triangles; at most 50")
+
+
+def test_limits_of_gltf(tmp_path, monkeypatch):
+    """Stated limits, made small."""
+    two = square_glb()
+    two.tree["nodes"] = [{"mesh": 0}] * 2
+    two.tree["scenes"] = [{"nodes": [0, 1]}]
+    path = two.save(tmp_path / "a.glb")
+    monkeypatch.setattr(shoal.scene.gltf, "free_memory", lambda device: 1000)
+    refused(path, "a.glb takes about 0.0 GB of memory to read")
+    monkeypatch.undo()
+    monkeypatch.setattr(shoal.scene.gltf, "LARGEST_LIST", 1)
+    refused(path, "a.glb has 2 'nodes'; at most 1 are read")
+    one = square_glb()
+    del one.tree["accessors"][0]["bufferView"]
+    monkeypatch.setattr(shoal.scene.gltf, "LARGEST_LIST", 3)
+    refused(one.save(tmp_path / "b.glb"), "accessor 0 claims 4 entries without data; at most 3 are read")
+    two.tree["meshes"][0]["primitives"] *= 2
+    refused(two.save(tmp_path / "c.glb"), "c.glb places 4 parts of meshes; at most 3 are read")
+
+
+def test_too_many_corners_in_dents(tmp_path, monkeypatch):
+    star = "v 0 0 0\nv 2 0 0\nv 1 0.2 0\nv 2 2 0\nv 0 2 0\nf 1 2 3 4 5\n"
+    path = written(tmp_path / "a.obj", star)
+    assert len(load_scene(path).triangles) == 3
+    monkeypatch.setattr(shoal.scene.polygons, "LARGEST_WORK", 1000)
+    refused(path, "a.obj has too many faces with dents and many corners, such as 5", "triangulate it")
 
 
 # --- glTF ------------------------------------------------------------------------------------------------------------
@@ -284,6 +312,7 @@ def test_too_many_pixels_in_all(tmp_path, monkeypatch):
         ("v 0 zero 0\n" + OBJ + "f 1 2 3\n", ("v 0 zero 0", "not made of numbers")),
         ("v 0 0\n" + OBJ + "f 1 2 3\n", ("v 0 0", "2 numbers instead of 3")),
         (OBJ + "f 1 2\n", ("no triangles",)),
+        (OBJ + "f 1 2 \x1b[31m\n", (r"'f 1 2 \x1b[31m' is not a face",)),
         (OBJ + "f " + "1" * 200 + "x\n", ("not a face",)),
     ],
 )
