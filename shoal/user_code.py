@@ -17,6 +17,9 @@ from shoal.errors import ShoalError, excerpt
 LONGEST = 2000
 """Characters of an exception's text that a message shows."""
 
+FULL_GPU = "OutOfMemoryError"
+"""Torch's exception, by name since workers import no torch: the run says how many envs fit."""
+
 SHOAL = str(Path(__file__).parent)
 
 LIBRARIES = {
@@ -39,7 +42,7 @@ class UserCode:
 
     raises "ball.py:Ball cannot be made: ValueError: no such luck (/home/me/ball.py:12 in __init__)." The place is the
     innermost line of the user's that was running, else the definition of `home`, the class or function that was called.
-    An exception of Shoal's own code passes unchanged, and so does Ctrl-C.
+    An exception of Shoal's own code passes unchanged, and so do Ctrl-C and a full GPU.
     """
 
     def __init__(
@@ -51,7 +54,7 @@ class UserCode:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
-        if error is None or isinstance(error, self.passes) or not is_fault(error):
+        if error is None or isinstance(error, self.passes) or type(error).__name__ == FULL_GPU or not is_fault(error):
             return
         place = place_of(error, self.home)
         problem: UserCodeError | None = None

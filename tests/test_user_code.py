@@ -135,7 +135,7 @@ ENVS = {
     "constructor": Mistake(
         "self.time = 0\n\n    def", "self.time = no_time\n\n    def", "no_time", "cannot be made: NameError"
     ),
-    "number": Mistake("class Ball(gym.Env)", "Ball = 5\nclass Other(gym.Env)", None, "is a int; name a World"),
+    "number": Mistake("class Ball(gym.Env)", "Ball = 5\nclass Other(gym.Env)", None, "is of type int; name a World"),
     "no env": Mistake(
         "class Ball(gym.Env)", "class Ball:\n    pass\nclass Other(gym.Env)", "class Ball", "no reset and no step"
     ),

@@ -417,7 +417,7 @@ class KernelWorld(World):
     def _author(self, stage: str, when: str, renames: dict[str, str] | None = None) -> list["Call | Callable"]:
         if self._is_torch(stage):
             method = getattr(self, f"_author_{stage}")
-            code = UserCode(f"{type(self).__name__}.{stage} failed", method, (torch.cuda.OutOfMemoryError,))
+            code = UserCode(f"{type(self).__name__}.{stage} failed", method)
 
             def run(arrays: SimpleNamespace) -> None:
                 with code:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.errors import ShoalError, excerpt, unknown
-from shoal.user_code import UserCode
+from shoal.user_code import LONGEST, UserCode
 from shoal.worlds import load_object
 
 
@@ -106,4 +106,4 @@ def import_extra(module: str, extra: str) -> Any:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return excerpt((str(error).strip().splitlines() or [type(error).__name__])[0], LONGEST)

@@ -520,7 +520,8 @@ class HostWorld(World):
             raise ShoalError(f"{self.kind}:{self.env_name} gives no picture: it has no render().") from None
         if image is None:
             raise ShoalError(f"{self.kind}:{self.env_name} gives no picture: its render() returned nothing.")
-        canvas.paste(np.asarray(image))
+        with UserCode(f"{self.kind}:{self.env_name} gives no picture", own_class(self.engine.envs.envs[env]).render):
+            canvas.paste(np.asarray(image))
 
     def _allocate(self) -> Outputs:
         n, device = self.num_envs, self.device

@@ -27,7 +27,7 @@ def make_world(
     seen_to = {name: getattr(job.train, name) for name in cls.inside}
     if seen_to.get("time_limit") and "action_repeat" not in cls.inside:  # it counts choices, a world its own steps
         seen_to["time_limit"] *= job.train.action_repeat
-    with UserCode(f"The world {job.world} cannot be made", cls, (ShoalError, torch.cuda.OutOfMemoryError)):
+    with UserCode(f"The world {job.world} cannot be made", cls, (ShoalError,)):
         inner = cls(num_envs or job.train.num_envs, job.train.device, config, **seen_to)
     world = wrapped(job, inner)
     kept = getattr(torch, job.train.observation_type)

@@ -88,7 +88,7 @@ def _own(path: str) -> Any:
         return found
     if not callable(found):
         raise ShoalError(
-            f"{path} is a {type(found).__name__}; name a World, an environment or a function that makes one."
+            f"{path} is of type {type(found).__name__}; name a World, an environment or a function that makes one."
         )
     from shoal.host.world import host_world
 
