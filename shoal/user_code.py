@@ -78,12 +78,13 @@ def describe(error: BaseException, home: Any = None) -> str:
 
 def text_of(error: BaseException) -> str:
     """Type and text of an exception, on one line; a ShoalError is a sentence already."""
+    if isinstance(error, ShoalError):
+        return str(error).rstrip(".")
     try:
         text = str(error.msg if isinstance(error, SyntaxError) else error)
     except Exception:  # the user's __str__
         text = ""
-    kind = "" if isinstance(error, ShoalError) else type(error).__name__
-    return ": ".join(part for part in (kind, excerpt(text.strip().rstrip("."), LONGEST)) if part)
+    return ": ".join(part for part in (type(error).__name__, excerpt(text.strip().rstrip("."), LONGEST)) if part)
 
 
 def place_of(error: BaseException, home: Any = None) -> str:

@@ -224,9 +224,10 @@ class Trainer(Counted):
             bad = ~torch.isfinite(tensor.float())
             if bool(bad.any()):
                 t, env, agent = (int(i) for i in bad.nonzero()[0][:3])
+                values = excerpt(tensor[t, env, agent].tolist(), LONGEST)
                 return (
                     f"Env {self.first_env + env}, agent {agent} of {self.job.world} gave a {field} that is not finite "
-                    f"({excerpt(tensor[t, env, agent].tolist(), LONGEST)}) at row {t} of the rollout after {self.steps} env steps.",
+                    f"({values}) at row {t} of the rollout after {self.steps} env steps.",
                     self._env_state(env),
                 )
         return None
