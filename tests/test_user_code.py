@@ -243,6 +243,18 @@ def test_a_mistake_in_a_network_is_one_sentence(name, tmp_path, capfd):
     check(NETWORK, NETWORKS[name], tmp_path, capfd, ["cartpole", "--policy", "FILE:Net"])
 
 
+def test_mistakes_after_training_are_one_sentence_too(tmp_path, capfd):
+    place, run = tmp_path / "mine.py", str(tmp_path / "run")
+    render = "    render_mode = 'rgb_array'\n\n    def render(self):\n        raise OSError('no screen')\n"
+    place.write_text(ENV + render)
+    flags = ["--total-steps", "64", "--num-envs", "4", "--rollout", "16", "--minibatches", "2", "--eval-episodes", "0"]
+    assert main(["train", f"{place}:Ball", "--batch", "serial", "--quiet", *flags, "--run-dir", run]) == 0
+    assert main(["record", run, "--envs", "1", "--steps", "1", "--out", str(tmp_path / "x.png")]) == 2
+    line = len(place.read_text().splitlines())
+    says = f"shoal: A picture of env 0 failed: OSError: no screen ({place}:{line} in render).\n"
+    assert capfd.readouterr().err == says
+
+
 def test_the_exception_is_the_cause_and_the_place_is_the_users():
     with pytest.raises(UserCodeError) as told, UserCode("It failed"):
         invert()
