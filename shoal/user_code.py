@@ -135,7 +135,7 @@ def _definition(home: Any) -> tuple[str, int, str]:
     home = inspect.unwrap(getattr(home, "func", home))  # of a Warp function
     try:
         file, line = inspect.getsourcefile(home) or "", inspect.getsourcelines(home)[1]
-    except (OSError, TypeError):
+    except (OSError, TypeError, SyntaxError):
         return "", 0, ""
     name = getattr(home, "__qualname__", "")
     return (file, line, name) if name and not _is_shoals(file) else ("", 0, "")

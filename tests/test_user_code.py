@@ -3,14 +3,18 @@
 import json
 import re
 import signal
+from contextlib import closing
 from typing import NamedTuple
 
+import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
 from shoal.cli import COMMANDS, main
 from shoal.run.trainer import BadNumbers
 from shoal.user_code import LONGEST, UserCode, UserCodeError, text_of
+from shoal.worlds import world_class
 
 WORLD = """
 from dataclasses import dataclass
@@ -241,6 +245,43 @@ def test_a_mistake_in_an_env_of_a_worker_is_one_sentence(name, tmp_path, capfd):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_mistake_in_a_network_is_one_sentence(name, tmp_path, capfd):
     check(NETWORK, NETWORKS[name], tmp_path, capfd, ["cartpole", "--policy", "FILE:Net"])
+
+
+class Batch(gym.vector.VectorEnv):
+    """A native batch that raises in its fifth step."""
+
+    metadata = {"autoreset_mode": gym.vector.AutoresetMode.NEXT_STEP}
+    single_observation_space = gym.spaces.Box(-1.0, 1.0, (4,))
+    single_action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, num_envs):
+        self.num_envs, self.time = num_envs, 0
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros((self.num_envs, 4), np.float32), {}
+
+    def step(self, actions):
+        self.time += 1
+        if self.time == 5:
+            raise ValueError("too late")
+        ends = np.zeros(self.num_envs, bool)
+        return np.zeros((self.num_envs, 4), np.float32), np.zeros(self.num_envs), ends, ends, {}
+
+
+def test_a_mistake_in_a_native_batch_is_one_sentence():
+    gym.register("Batch-v0", "gymnasium.envs.classic_control:CartPoleEnv", vector_entry_point=Batch)
+    cls = world_class("gym:Batch-v0")
+    actions = torch.zeros(4, 1, dtype=torch.int32)
+    with closing(cls(4, "cpu", cls.Config(phase=0, schedule="lockstep"))) as world:
+        world.reset(0)
+        for _ in range(4):
+            world.step(actions)
+        with pytest.raises(UserCodeError) as told:
+            world.step(actions)
+    assert told.value.exit_code == 1
+    assert re.fullmatch(
+        rf"The native batch Batch failed: ValueError: too late \({__file__}:\d+ in step\)\.", str(told.value)
+    )
 
 
 def test_mistakes_after_training_are_one_sentence_too(tmp_path, capfd):

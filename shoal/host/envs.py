@@ -30,11 +30,11 @@ class Team:
 
 def teams_of(env: Any) -> list[Team]:
     """The teams of an env: one agent, or PettingZoo's agents by their names up to the number."""
-    wanted = ("reset", "step", *(("possible_agents",) if is_parallel(env) else ("observation_space", "action_space")))
+    wanted = ("reset", "step", "observation_space", "action_space")
     if absent := [name for name in wanted if not hasattr(env, name)]:
         raise ShoalError(
-            f"A {type(env).__name__} is neither a Gymnasium environment nor a parallel one of PettingZoo: it has no "
-            f"{' and no '.join(absent)}."
+            f"An object of type {type(env).__name__} is neither a Gymnasium environment nor a parallel one of "
+            f"PettingZoo: it has no {' and no '.join(absent)}."
         )
     if not is_parallel(env):
         space = env.action_space
@@ -101,7 +101,7 @@ def close_envs(envs: Iterable[Any]) -> None:
             continue
         own = own_class(env)
         try:
-            with UserCode(f"{own.__name__}.close failed", own.close), _limited(end - time.monotonic()):
+            with UserCode(f"{own.__name__}.close failed", getattr(own, "close", own)), _limited(end - time.monotonic()):
                 close()
         except UserCodeError as problem:
             warnings.warn(str(problem), stacklevel=2)
