@@ -45,13 +45,15 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     from shoal.errors import NEVER_BEGAN, ShoalError, plain_warnings, unknown
     from shoal.temporary import remove_abandoned
+    from shoal.user_code import UserCode
 
     plain_warnings()
     try:
         if words[0] not in COMMANDS:
             raise unknown("command", words[0], COMMANDS)
         remove_abandoned()
-        return COMMANDS[words[0]](words[1:])
+        with UserCode(f"`shoal {words[0]}` failed"):
+            return COMMANDS[words[0]](words[1:])
     except ShoalError as error:
         if not _told_by_another(error):
             print(f"shoal: {error}", file=sys.stderr)

@@ -18,8 +18,9 @@ import warp as wp
 from shoal.core.kernel_cache import PARSE_ERROR, load_kernel
 from shoal.core.kernels import ENVS_PER_BLOCK, LOADING, Call, Program, Whole, build, fit_shape
 from shoal.core.store import warp_view
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, excerpt
 from shoal.temporary import TemporaryFolder
+from shoal.user_code import LONGEST
 
 ENVS_PER_THREAD = 4096
 """Below this many envs of one agent a second CPU thread costs more than it brings."""
@@ -195,7 +196,7 @@ def _record(program: Program, dim: Any, inputs: list[Any], device: str) -> Any:
         # Warp names each function from the generated kernel down to the author's line; only the last part is shown.
         reason = str(error).rpartition(PARSE_ERROR)[2] or repr(error)
         told = " ".join(reason.replace(";", " ").split())
-        raise ShoalError(f"A function of the world does not compile: {told}") from error
+        raise ShoalError(f"A function of the world does not compile: {excerpt(told, LONGEST)}") from error
 
 
 class CpuLaunch:

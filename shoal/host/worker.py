@@ -3,8 +3,8 @@
     python -m shoal.host.worker ASSIGNMENT
 
 It talks to its world through two pipes. A byte b in: run bunch b; the same byte out: done. When its envs are made it
-says READY; if one of them raises, FAILED and, as JSON, what happened. It ends when the world closes the pipe, so no
-worker outlives its world.
+says READY; if one of them raises, FAILED and what happened, a line of JSON. It ends when the world closes the pipe, so
+no worker outlives its world.
 """
 
 import json
@@ -16,10 +16,10 @@ import time
 import traceback
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from shoal.host.memory import Layout, SharedArrays
 from shoal.host.sources import Source
+from shoal.user_code import describe, text_of
 
 READY, FAILED = 254, 255
 
@@ -75,9 +75,9 @@ def work(job: Assignment) -> None:
                 envs.run(*job.bunches[bunch])
                 os.write(job.answers, bytes([bunch]))
     except EnvFault as fault:
-        _report(job, fault.__cause__ or fault, env=fault.env, seed=fault.seed)
+        _report(job, f"raised {fault}", fault.__cause__ or fault)
     except Exception as error:
-        _report(job, error)
+        _report(job, f"failed: {describe(error)}", error)
 
 
 def _next(descriptor: int, listen: select.poll, alert: bool) -> bytes:
@@ -88,9 +88,9 @@ def _next(descriptor: int, listen: select.poll, alert: bool) -> bytes:
     return os.read(descriptor, 64)
 
 
-def _report(job: Assignment, error: BaseException, **where: Any) -> None:
-    told = dict(where, error=f"{type(error).__name__}: {error}", traceback="".join(traceback.format_exception(error)))
-    os.write(job.answers, bytes([FAILED]) + json.dumps(told).encode())
+def _report(job: Assignment, text: str, error: BaseException) -> None:
+    told = dict(text=text, traceback="".join(traceback.format_tb(error.__traceback__)) + text_of(error))
+    os.write(job.answers, bytes([FAILED]) + json.dumps(told).encode() + b"\n")
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ import tyro
 
 from shoal.core.settings import check_settings, make_settings
 from shoal.errors import ShoalError, excerpt, unknown
+from shoal.user_code import UserCode
 from shoal.worlds import full_path, kind_of_world, world_class
 
 
@@ -253,7 +254,9 @@ class Job:
     @property
     def groups(self) -> tuple[Any, ...]:
         """Who acts."""
-        return world_class(self.world).groups_of(self.world_config)
+        cls = world_class(self.world)
+        with UserCode(f"The groups of {self.world} cannot be read", cls):
+            return cls.groups_of(self.world_config)
 
     def teams(self) -> dict[str, list[Any]]:
         """Name of a policy -> the groups it acts for."""
@@ -402,6 +405,11 @@ def make_job(world: str, **overrides: Any) -> Job:
 
 def parse_job(world: str, arguments: list[str], command: str = "shoal train") -> Job:
     """A job from the command line: flags over the tuned settings of the world, the learner and the device."""
+    with UserCode(f"The settings of {world} cannot be read", world_class(world).Config, (SystemExit,)):
+        return _parsed(world, arguments, command)
+
+
+def _parsed(world: str, arguments: list[str], command: str) -> Job:
     from shoal.learn import LEARNERS
 
     cls = world_class(world)

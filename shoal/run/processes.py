@@ -40,6 +40,7 @@ from shoal.run.config import AUTO, Job, TrainConfig
 from shoal.run.folder import RunFolder
 from shoal.run.progress import Progress
 from shoal.temporary import TemporaryFolder
+from shoal.user_code import UserCode
 
 RESTARTS = 3
 """How often the processes of a machine are started again after one of them died."""
@@ -621,7 +622,8 @@ def work(path: str, outcome: str, *flags: str) -> int:
     threading.Thread(target=_watch, args=(file, os.getppid()), daemon=True).start()
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        continue_run(path, TRUST in flags)
+        with UserCode("Training failed"):
+            continue_run(path, TRUST in flags)
     except Told:
         return 0
     except Lost:

@@ -38,6 +38,7 @@ from shoal.run.processes import STOPPED, Processes, Told, find_place, joined, la
 from shoal.run.progress import Progress
 from shoal.run.shared import SharedTrainer
 from shoal.run.trainer import BadNumbers, Trainer
+from shoal.user_code import UserCode
 
 CHECKPOINTS_PER_RUN = 5
 
@@ -407,7 +408,8 @@ class _Session:
         """Train to the end, to a signal or to an error; whatever happens, what was learnt is on the disk."""
         handlers = self._catch_signals()
         try:
-            self._loop()
+            with UserCode("Training failed", exit_code=1):
+                self._loop()
         except BadNumbers as error:
             where = ""
             if not self.processes.leads:
@@ -512,7 +514,8 @@ class _Session:
         try:
             count = self.job.train.eval_episodes
             policies = by_group(self.job, self.trainer.players)
-            scores = evaluate(self.job, policies, count, stop=lambda: self.signal is not None, world=self.stage)
+            with UserCode("it failed"):
+                scores = evaluate(self.job, policies, count, stop=lambda: self.signal is not None, world=self.stage)
         except ShoalError as error:
             self.progress.warn(f"No evaluation: {error}")
             return

@@ -13,6 +13,7 @@ from shoal.errors import ShoalError, new_file, writing
 from shoal.run.build import make_world
 from shoal.run.evaluate import Player, evaluation_seed
 from shoal.run.train import Run
+from shoal.user_code import UserCode
 from shoal.view.canvas import Canvas
 from shoal.view.places import TRAIL
 from shoal.worlds import world_class
@@ -89,7 +90,8 @@ def contact_sheet(world: World, memories: list[dict[str, Any]] | None = None) ->
     sheet = np.full((rows * height, columns * width, 3), 250, dtype=np.uint8)
     for env in range(world.num_envs):
         canvas = Canvas(width, height, memory=memories[env] if memories else None)
-        world.picture(canvas, env)
+        with UserCode(f"A picture of env {env} failed", type(world).picture):
+            world.picture(canvas, env)
         row, column = divmod(env, columns)
         sheet[row * height : (row + 1) * height, column * width : (column + 1) * width] = canvas.array()
     if world.num_envs > 1:  # a thin line between envs

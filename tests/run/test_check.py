@@ -198,7 +198,7 @@ def test_what_does_not_repeat_is_not_blamed_on_the_batch_too():
 
 def test_a_world_that_raises_is_a_failure_with_the_line():
     (failure,) = lines(Raises, "FAIL")
-    assert failure.startswith("the world raised ValueError: no third step (test_check.py, line ")
+    assert failure.startswith(f"the world raised ValueError: no third step ({__file__}:")
     assert failure.endswith("), at step 3")
 
 
