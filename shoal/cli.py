@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 
 HELP = """\
 usage: shoal COMMAND ...
@@ -33,8 +34,20 @@ Train reinforcement-learning agents at the speed of the hardware.
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0, 1 for a failure, 2 for bad input, 130 or 143 after a signal."""
+    """Run one command; returns the exit code: 0, 1 for a failure, 2 for bad input, 128 + its number after a signal."""
+    from shoal.streams import standard_streams
+
     words = sys.argv[1:] if arguments is None else arguments
+    with standard_streams() as out:
+        code = _run(words)
+        out.flush()
+        if code == 0 and out.error is not None and words[0] not in RUN_COMMANDS:
+            print(f"shoal: the output could not be written: {out.error.strerror}.", file=sys.stderr)
+            code = 1
+    return code
+
+
+def _run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(HELP, end="")
         return 0
@@ -59,8 +72,9 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"shoal: {NEVER_BEGAN}", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except SystemExit as end:  # after --help
+        if end.code:
+            raise
         return 0
 
 
@@ -91,11 +105,13 @@ def _resume(words: list[str]) -> int:
 
 def _to_the_end(train: Callable) -> int:
     """Train; then say where the results are and what to try next. Of several processes, one talks."""
-    from shoal.run.processes import follows
+    from shoal.run.interrupts import ended_at_second_signal
+    from shoal.run.processes import find_place, follows
     from shoal.run.train import Stopped
 
     try:
-        run = train()
+        with ended_at_second_signal() if find_place() is None else nullcontext():  # a launcher ends its processes
+            run = train()
     except Stopped as stop:
         if not follows():
             print(f"shoal: {stop}", file=sys.stderr)
@@ -158,7 +174,6 @@ def _eval(words: list[str]) -> int:
     found = run.evaluate(options.episodes, options.seed, options.sample, maps)
     lines = found.lines()
     try:
-        # Files first: whoever reads the lines may not wait for the last one.
         if options.out:
             lines.append(str(found.save(options.out)))
         if maps:
@@ -334,6 +349,9 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "check": _check,
     "list": _list,
 }
+
+RUN_COMMANDS = ("train", "resume")
+"""Commands whose results are in the run folder: output that could not be written is no failure."""
 
 
 def _world(words: list[str], command: str) -> tuple[str, list[str]]:

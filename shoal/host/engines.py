@@ -24,6 +24,7 @@ from shoal.host.envs import EnvFault, make_rows
 from shoal.host.memory import RESET, SharedArrays
 from shoal.host.sources import Source
 from shoal.host.worker import FAILED, READY, Assignment
+from shoal.streams import tell
 
 START_SECONDS = 120.0
 """How long a worker may take to import its libraries and make its envs."""
@@ -99,6 +100,7 @@ class _Worker:
             pass_fds=(arrays.descriptor, inner_in, inner_out),
             stdin=subprocess.DEVNULL,
             env=environment,
+            start_new_session=True,  # signals of a terminal or to a group are for the world, which decides when to end
         )
         os.close(inner_in)
         os.close(inner_out)
@@ -262,10 +264,9 @@ class Processes(Engine):
             why = "" if first_start else " No restart is left (--restarts)."
             raise WorkerFailed(text + why + (f"\n{fault.traceback}" if fault.traceback else ""))
         self.restarts_left -= 1
-        print(
+        tell(
             f"shoal: {text} It is started anew, the unfinished episodes of its envs are dropped; "
-            f"{self.restarts_left} restart(s) left.\n{fault.traceback}",
-            file=sys.stderr,
+            f"{self.restarts_left} restart(s) left.\n{fault.traceback}"
         )
         fresh = self._start(worker.number)
         self.workers[worker.number] = fresh

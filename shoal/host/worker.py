@@ -10,7 +10,6 @@ worker outlives its world.
 import json
 import os
 import select
-import signal
 import sys
 import time
 import traceback
@@ -20,6 +19,7 @@ from typing import Any
 
 from shoal.host.memory import Layout, SharedArrays
 from shoal.host.sources import Source
+from shoal.streams import standard_streams
 
 READY, FAILED = 254, 255
 
@@ -95,8 +95,7 @@ def _report(job: Assignment, error: BaseException, **where: Any) -> None:
 
 def main() -> None:
     """Entry of the process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the world decides when to end
-    with suppress(BrokenPipeError):  # the world has hung up
+    with standard_streams(), suppress(BrokenPipeError):  # the world has hung up
         work(Assignment.from_json(sys.argv[1]))
 
 

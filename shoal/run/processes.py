@@ -32,6 +32,8 @@ import torch.distributed as dist
 from shoal.core.reduce import ALONE, GroupReducer, Reducer
 from shoal.errors import ShoalError, plain_warnings
 from shoal.run.config import AUTO, Job, TrainConfig
+from shoal.run.interrupts import end_signals
+from shoal.streams import standard_streams
 from shoal.temporary import TemporaryFolder
 
 RESTARTS = 3
@@ -472,6 +474,8 @@ def launch(path: Path, count: int, trust: bool = False) -> Outcome | None:
         )
         if hasattr(config, "shutdown_timeout"):
             config.shutdown_timeout = ENDING
+        if hasattr(config, "signals_to_handle"):
+            config.signals_to_handle = ",".join([number.name for number in end_signals()] + ["SIGQUIT"])
         try:
             elastic_launch(config, sys.executable)("-m", "shoal.run.processes", str(path), str(outcome), *trusted)
         except SignalException as stop:
@@ -578,4 +582,6 @@ def _until(condition: Callable[[], bool], seconds: float) -> None:
 if __name__ == "__main__":
     from shoal.run.processes import work as work_as_imported  # errors must be of the classes that others know
 
-    sys.exit(work_as_imported(*sys.argv[1:]))
+    with standard_streams():
+        code = work_as_imported(*sys.argv[1:])
+    sys.exit(code)
