@@ -23,7 +23,7 @@ from shoal.errors import ShoalError
 from shoal.host.envs import EnvFault, make_rows
 from shoal.host.memory import RESET, SharedArrays
 from shoal.host.sources import Source
-from shoal.host.worker import FAILED, READY, Assignment
+from shoal.host.worker import ENDING, FAILED, READY, Assignment
 from shoal.streams import tell
 
 START_SECONDS = 120.0
@@ -316,7 +316,7 @@ class Processes(Engine):
                 os.close(worker.commands)
                 worker.commands = -1
         for worker in self.workers:
-            worker.stop(2.0)
+            worker.stop(ENDING)
         self.workers.clear()
 
 

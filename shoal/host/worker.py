@@ -11,6 +11,7 @@ import json
 import os
 import select
 import sys
+import threading
 import time
 import traceback
 from contextlib import suppress
@@ -25,6 +26,9 @@ READY, FAILED = 254, 255
 
 AWAKE = 1e-3
 """Seconds that a worker asks again and again for what to do, before it sleeps until it is told."""
+
+ENDING = 2.0
+"""Seconds that a worker has to end once its world has hung up."""
 
 
 @dataclass(frozen=True)
@@ -93,10 +97,21 @@ def _report(job: Assignment, error: BaseException, **where: Any) -> None:
     os.write(job.answers, bytes([FAILED]) + json.dumps(told).encode())
 
 
+def _end_with_world(descriptor: int) -> None:
+    """End this process some time after the world has hung up, even if an env never ends its step."""
+    hung_up = select.poll()
+    hung_up.register(descriptor, 0)
+    hung_up.poll()
+    time.sleep(ENDING)
+    os._exit(1)
+
+
 def main() -> None:
     """Entry of the process."""
+    job = Assignment.from_json(sys.argv[1])
+    threading.Thread(target=_end_with_world, args=(job.commands,), daemon=True).start()
     with standard_streams(), suppress(BrokenPipeError):  # the world has hung up
-        work(Assignment.from_json(sys.argv[1]))
+        work(job)
 
 
 if __name__ == "__main__":

@@ -475,7 +475,8 @@ def launch(path: Path, count: int, trust: bool = False) -> Outcome | None:
         if hasattr(config, "shutdown_timeout"):
             config.shutdown_timeout = ENDING
         if hasattr(config, "signals_to_handle"):
-            config.signals_to_handle = ",".join([number.name for number in end_signals()] + ["SIGQUIT"])
+            config.signals_to_handle = "SIGQUIT"
+        _raise_once(SignalException)
         try:
             elastic_launch(config, sys.executable)("-m", "shoal.run.processes", str(path), str(outcome), *trusted)
         except SignalException as stop:
@@ -489,6 +490,23 @@ def launch(path: Path, count: int, trust: bool = False) -> Outcome | None:
                 f"help. Once that is mended, go on with `shoal resume {path}`.",
             )
         return _read(outcome)
+
+
+def _raise_once(error: Callable[[str, signal.Signals], Exception]) -> None:
+    """Raise an error at the first signal that asks for the end, and ignore others while the agent waits for processes.
+
+    The agent's own handlers raise every time: then it does not wait.
+    """
+
+    def stop(number: int, frame: Any) -> None:
+        for each in caught:
+            signal.signal(each, lambda *_: None)  # unlike SIG_IGN, whoever listens still hears of it
+        raise error("", signal.Signals(number))
+
+    caught = end_signals()
+    with contextlib.suppress(ValueError):  # not the main thread
+        for each in caught:
+            signal.signal(each, stop)
 
 
 def _read(outcome: Path) -> Outcome | None:
