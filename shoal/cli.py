@@ -56,7 +56,7 @@ def _run(words: list[str]) -> int:
 
         print(f"shoal {__version__}")
         return 0
-    from shoal.errors import NEVER_BEGAN, ShoalError, plain_warnings, unknown
+    from shoal.errors import NEVER_BEGAN, ShoalError, plain_warnings, shortage, unknown
     from shoal.temporary import remove_abandoned
 
     plain_warnings()
@@ -72,6 +72,12 @@ def _run(words: list[str]) -> int:
     except KeyboardInterrupt:
         print(f"shoal: {NEVER_BEGAN}", file=sys.stderr)
         return 130
+    except Exception as error:
+        problem = shortage(error)
+        if problem is None:
+            raise
+        print(f"shoal: {problem}", file=sys.stderr)
+        return 1
     except SystemExit as end:  # after --help
         if end.code:
             raise
@@ -227,7 +233,7 @@ def _bench(words: list[str]) -> int:
 
 
 def _scene(words: list[str]) -> int:
-    from shoal.errors import ShoalError, unknown
+    from shoal.errors import unknown
 
     parts = {"info": _scene_info, "render": _scene_render, "episodes": _scene_episodes}
     if not words or words[0] in ("-h", "--help"):
@@ -236,10 +242,7 @@ def _scene(words: list[str]) -> int:
         return 0
     if words[0] not in parts:
         raise unknown("command", f"scene {words[0]}", [f"scene {part}" for part in parts])
-    try:
-        return parts[words[0]](words[1:])
-    except MemoryError:
-        raise ShoalError("There is not enough memory for this scene.") from None
+    return parts[words[0]](words[1:])
 
 
 def _scene_arguments(parser, several: bool = False) -> None:

@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 
 from shoal.core.reduce import ALONE, GroupReducer, Reducer
-from shoal.errors import ShoalError, plain_warnings
+from shoal.errors import ShoalError, plain_warnings, shortage
 from shoal.run.config import AUTO, Job, TrainConfig
 from shoal.run.interrupts import end_signals
 from shoal.streams import standard_streams
@@ -562,6 +562,11 @@ def work(path: str, outcome: str, *flags: str) -> int:
         _note(file, Outcome(end.exit_code, str(end), isinstance(end, Stopped)))
     except KeyboardInterrupt:
         _note(file, Outcome(130, STOPPED))
+    except Exception as error:
+        problem = shortage(error)
+        if problem is None:
+            raise
+        _note(file, Outcome(1, problem))
     return 0
 
 
