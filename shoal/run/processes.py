@@ -500,7 +500,7 @@ def _raise_once(error: Callable[[str, signal.Signals], Exception]) -> None:
 
     def stop(number: int, frame: Any) -> None:
         for each in caught:
-            signal.signal(each, lambda *_: None)  # unlike SIG_IGN, whoever listens still hears of it
+            signal.signal(each, lambda *_: None)  # unlike SIG_IGN, the wakeup descriptor is written
         raise error("", signal.Signals(number))
 
     caught = end_signals()
