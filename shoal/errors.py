@@ -1,6 +1,9 @@
 """The one error that is meant for the person at the keyboard, checks that raise it, and how warnings are shown."""
 
 import difflib
+import errno
+import re
+import resource
 import signal
 import tempfile
 import warnings
@@ -97,6 +100,34 @@ def plain_warnings() -> None:
 
 def _as_told(message: Any, category: type[Warning], *place: Any) -> str:
     return f"warning: {message}\n" if category is UserWarning else _usual(message, category, *place)
+
+
+_FILES = (errno.EMFILE, errno.ENFILE)
+_MEMORY = re.compile(r"can't allocate memory|not enough memory|Cannot allocate memory|failed to map segment")
+"""What torch and the loader of libraries say."""
+
+
+def shortage(error: BaseException | None) -> str | None:
+    """One sentence if the system has refused memory, files or processes; None for other errors."""
+    while error is not None:
+        number = error.errno if isinstance(error, OSError) else None
+        if number in _FILES:
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            return f"No more files can be opened (the limit is {limit}): raise it (ulimit -n 4096), or lower --workers."
+        if number == errno.EAGAIN or "can't start new thread" in str(error):
+            limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+            shown = "that of the system" if limit == resource.RLIM_INFINITY else limit
+            return (
+                f"No more processes or threads can be started (the limit is {shown}): raise it (ulimit -u), or lower "
+                "--workers or --threads."
+            )
+        if number == errno.ENOMEM or isinstance(error, MemoryError) or _MEMORY.search(str(error)):
+            return (
+                "The memory that this process may have is full: lower --num-envs, --rollout or --replay-size, or raise "
+                "its limit (ulimit -v, or that of its container)."
+            )
+        error = error.__cause__
+    return None
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> ShoalError:

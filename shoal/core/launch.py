@@ -19,6 +19,7 @@ from shoal.core.kernel_cache import PARSE_ERROR, load_kernel
 from shoal.core.kernels import ENVS_PER_BLOCK, LOADING, Call, Program, Whole, build, fit_shape
 from shoal.core.store import warp_view
 from shoal.errors import ShoalError, excerpt
+from shoal.streams import open_descriptors
 from shoal.temporary import TemporaryFolder
 from shoal.user_code import LONGEST
 
@@ -37,6 +38,7 @@ AGENT_WEIGHT = 16
 def init_warp() -> None:
     """Start Warp quietly, with a place for compiled kernels that can be written to; safe to call more than once."""
     wp.config.log_level = wp.LOG_ERROR
+    open_descriptors()
     with contextlib.nullcontext() if torch.cuda.is_available() else _silenced():
         try:
             wp.init()

@@ -22,13 +22,11 @@ from shoal.errors import ShoalError, how_it_ended
 from shoal.host.envs import EnvFault, make_rows
 from shoal.host.memory import RESET, SharedArrays
 from shoal.host.sources import Source
-from shoal.host.worker import FAILED, READY, Assignment
+from shoal.host.worker import ENDING, FAILED, READY, Assignment
+from shoal.streams import tell
 
 START_SECONDS = 120.0
 """How long a worker may take to import its libraries and make its envs."""
-
-END_SECONDS = 2.0
-"""How long a worker may take to end."""
 
 
 class WorkerFailed(ShoalError):
@@ -111,6 +109,7 @@ class _Worker:
             pass_fds=(arrays.descriptor, inner_in, inner_out),
             stdin=subprocess.DEVNULL,
             env=environment,
+            start_new_session=True,  # signals of a terminal or to a group are for the world, which decides when to end
         )
         os.close(inner_in)
         os.close(inner_out)
@@ -295,10 +294,9 @@ class Processes(Engine):
             why = "" if first_start else " No restart is left (--restarts)."
             raise WorkerFailed(text + why) from (WorkerTraceback(fault.traceback) if fault.traceback else None)
         self.restarts_left -= 1
-        print(
+        tell(
             f"shoal: {text} It is started again with fresh seeds, the unfinished episodes of its envs are dropped; "
-            f"{self.restarts_left} restart(s) left.",
-            file=sys.stderr,
+            f"{self.restarts_left} restart(s) left."
         )
         fresh = self._start(worker.number)
         self.workers[worker.number] = fresh
@@ -330,7 +328,7 @@ class Processes(Engine):
 
     def _how_it_died(self, worker: _Worker) -> Fault:
         try:
-            return Fault(how_it_ended(worker.process.wait(END_SECONDS)))
+            return Fault(how_it_ended(worker.process.wait(ENDING)))
         except subprocess.TimeoutExpired:
             return Fault("closed its pipe and was killed")
 
@@ -356,7 +354,7 @@ class Processes(Engine):
                 os.close(worker.commands)
                 worker.commands = -1
         for worker in self.workers:
-            worker.stop(END_SECONDS)
+            worker.stop(ENDING)
         self.workers.clear()
 
 

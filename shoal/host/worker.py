@@ -10,8 +10,8 @@ no worker outlives its world.
 import json
 import os
 import select
-import signal
 import sys
+import threading
 import time
 import traceback
 from contextlib import suppress
@@ -19,12 +19,16 @@ from dataclasses import asdict, dataclass
 
 from shoal.host.memory import Layout, SharedArrays
 from shoal.host.sources import Source
+from shoal.streams import standard_streams
 from shoal.user_code import describe, text_of
 
 READY, FAILED = 254, 255
 
 AWAKE = 1e-3
 """Seconds that a worker asks again and again for what to do, before it sleeps until it is told."""
+
+ENDING = 2.0
+"""Seconds that a worker has to end once its world has hung up."""
 
 
 @dataclass(frozen=True)
@@ -93,11 +97,21 @@ def _report(job: Assignment, text: str, error: BaseException) -> None:
     os.write(job.answers, bytes([FAILED]) + json.dumps(told).encode() + b"\n")
 
 
+def _end_with_world(descriptor: int) -> None:
+    """End this process some time after the world has hung up, even if an env never ends its step."""
+    hung_up = select.poll()
+    hung_up.register(descriptor, 0)
+    hung_up.poll()
+    time.sleep(ENDING)
+    os._exit(1)
+
+
 def main() -> None:
     """Entry of the process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the world decides when to end
-    with suppress(BrokenPipeError):  # the world has hung up
-        work(Assignment.from_json(sys.argv[1]))
+    job = Assignment.from_json(sys.argv[1])
+    threading.Thread(target=_end_with_world, args=(job.commands,), daemon=True).start()
+    with standard_streams(), suppress(BrokenPipeError):  # the world has hung up
+        work(job)
 
 
 if __name__ == "__main__":

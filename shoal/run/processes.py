@@ -34,11 +34,13 @@ import torch
 import torch.distributed as dist
 
 from shoal.core.reduce import ALONE, GroupReducer, Reducer
-from shoal.errors import ShoalError, how_it_ended, plain_warnings
+from shoal.errors import ShoalError, how_it_ended, plain_warnings, shortage
 from shoal.run.checkpoint import latest_steps
 from shoal.run.config import AUTO, Job, TrainConfig
 from shoal.run.folder import RunFolder
+from shoal.run.interrupts import end_signals
 from shoal.run.progress import Progress
+from shoal.streams import standard_streams
 from shoal.temporary import TemporaryFolder
 from shoal.user_code import UserCode
 
@@ -50,9 +52,6 @@ MEETING = timedelta(minutes=10)
 
 PATIENCE = timedelta(hours=24)
 """How long they wait for the leader, who saves and evaluates. A death is noticed at once whatever this is."""
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that the launcher passes on to its processes."""
 
 ENDING = 60
 """Seconds that processes have to save and end after a signal."""
@@ -540,7 +539,7 @@ def _run_together(command: list[str], places: Sequence[Mapping[str, Any]], caugh
     """
     processes: list[subprocess.Popen] = []
     try:
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # of the processes, until they can answer
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, end_signals())  # of the processes, until they can answer
         try:
             for place in places:
                 env = os.environ | {name: str(value) for name, value in place.items()}
@@ -599,9 +598,8 @@ def _caught_signals() -> Iterator[list[int]]:
     caught: list[int] = []
     before = {}
     with contextlib.suppress(ValueError):  # not the main thread, which sees to signals
-        for number in SIGNALS:
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
-                before[number] = signal.signal(number, lambda number, frame: caught.append(number))
+        for number in end_signals():
+            before[number] = signal.signal(number, lambda number, frame: caught.append(number))
     try:
         yield caught
     finally:
@@ -621,7 +619,7 @@ def work(path: str, outcome: str, *flags: str) -> int:
     file = Path(outcome)
     threading.Thread(target=_watch, args=(file, os.getppid()), daemon=True).start()
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, end_signals())
         with UserCode("Training failed"):
             continue_run(path, TRUST in flags)
     except Told:
@@ -634,6 +632,11 @@ def work(path: str, outcome: str, *flags: str) -> int:
         _note(file, Outcome(end.exit_code, str(end), isinstance(end, Stopped)))
     except KeyboardInterrupt:
         _note(file, Outcome(130, STOPPED))
+    except Exception as error:
+        problem = shortage(error)
+        if problem is None:
+            raise
+        _note(file, Outcome(1, problem))
     return 0
 
 
@@ -672,4 +675,6 @@ def _until(condition: Callable[[], bool], seconds: float) -> None:
 if __name__ == "__main__":
     from shoal.run.processes import work as work_as_imported  # errors must be of the classes that others know
 
-    sys.exit(work_as_imported(*sys.argv[1:]))
+    with standard_streams():
+        code = work_as_imported(*sys.argv[1:])
+    sys.exit(code)

@@ -32,6 +32,7 @@ from shoal.run.config import Job, load_job, make_job, pick_device, to_count
 from shoal.run.evaluate import Evaluation, RandomPolicy, Watch, evaluate, evaluation_seed
 from shoal.run.folder import RunFolder
 from shoal.run.groups import loads, parse_load, same_group
+from shoal.run.interrupts import Requests, end_signals, listens
 from shoal.run.memory import estimate, out_of_memory
 from shoal.run.metrics import MetricsWriter
 from shoal.run.processes import STOPPED, Processes, Told, find_place, joined, launch, settled
@@ -430,8 +431,7 @@ class _Session:
             self.trainer.close()
             if self.stage is not None:
                 self.stage.close()
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+            _restore(handlers)
         if self.signal is not None:
             raise Stopped(self.signal, self.folder.path)
         return Run(self.folder, self.job, by_group(self.job, self.trainer.policies))
@@ -535,16 +535,28 @@ class _Session:
         self._logged_at += spent
 
     def _catch_signals(self) -> dict[int, Any]:
-        def note(number: int, frame: Any) -> None:
-            self.signal = number
-
+        """Note the first signal. A second one is for the caller, unless a thread or a launcher ends this process."""
+        requests = Requests()
+        calls = not listens() and find_place() is None
         handlers = {}
-        for number in (signal.SIGINT, signal.SIGTERM):
+
+        def note(number: int, frame: Any) -> None:
+            self.signal = self.signal or number
+            if calls and requests.add(number, "a second signal interrupts this program."):
+                _restore(handlers)
+                signal.raise_signal(number)
+
+        for number in end_signals():
             try:
                 handlers[number] = signal.signal(number, note)
             except ValueError:  # not the main thread: the caller handles signals
                 break
         return handlers
+
+
+def _restore(handlers: dict[int, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def _device_name(device: str) -> str:
