@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from shoal.core.world import World
-from shoal.errors import ShoalError, new_file, writing
+from shoal.errors import ShoalError, new_file
 from shoal.run.build import make_world
 from shoal.run.evaluate import Player, evaluation_seed
+from shoal.run.files import replacing
 from shoal.run.train import Run
 from shoal.view.canvas import Canvas
 from shoal.view.places import TRAIL
@@ -42,7 +43,7 @@ def record(
 
     A video (.mp4 or .gif), or one picture at the end (.png); what is not said follows the kind of file and world.
     """
-    path = new_file(out or run.path / "videos" / f"{run.job.train.algo}.mp4", RECORDINGS, "A recording")
+    path = new_file(out or run.folder.subfolder("videos") / f"{run.job.train.algo}.mp4", RECORDINGS, "A recording")
     still = path.suffix == ".png"
     envs = (STILL_ENVS if still else VIDEO_ENVS) if envs is None else envs
     cls = world_class(run.job.world)
@@ -56,13 +57,13 @@ def record(
             world.picture(None, 0)
         drawn = run.job.train.eval_sample if sample is None else sample
         player = Player(world, run.policies, evaluation_seed(run.job, seed), drawn)
-        with writing(path):
+        with replacing(path) as file:
             if still:
-                _write_still(path, player, steps)
+                _write_still(file, player, steps)
             elif path.suffix == ".gif":
-                _write_gif(path, frames(player, steps), fps)
+                _write_gif(file, frames(player, steps), fps)
             else:
-                _write_video(path, frames(player, steps), fps)
+                _write_video(file, frames(player, steps), fps)
     return path
 
 

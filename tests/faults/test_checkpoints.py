@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import shoal
-from shoal.errors import ShoalError
-from shoal.run import checkpoint
+from shoal.errors import FileError, ShoalError
+from shoal.run import checkpoint, files
 from shoal.run.checkpoint import POLICY, load_checkpoint, load_latest, save_checkpoint, strip_checkpoint
 from shoal.run.config import make_job
 from shoal.run.evaluate import Evaluation, Score
@@ -72,7 +72,7 @@ def test_pickle_is_refused_and_not_executed(saved, tmp_path):
     file.write_bytes(pickle.dumps(Trap()))
     manifest = file.with_name("manifest.json")
     facts = json.loads(manifest.read_text())
-    facts["sha256"]["state.safetensors"] = checkpoint._checksum(file)
+    facts["sha256"]["state.safetensors"] = files.sha256(file)
     manifest.write_text(json.dumps(facts))
     with pytest.raises(ShoalError, match="damaged"):
         load_checkpoint(saved / "step_000000000200", "cpu")
@@ -188,10 +188,14 @@ def test_a_full_disk_while_old_ones_are_stripped_spoils_no_save(tmp_path, monkey
     job = make_job("cartpole", run_dir=tmp_path / "run", **SMALL)
     run = RunFolder.create(job)
 
-    def full(*_):
-        raise OSError(28, "No space left on device")
+    write_text = files.write_text
 
-    monkeypatch.setattr(checkpoint, "write_whole", full)
+    def full(path, text):
+        if path.parent.name.startswith("step_"):
+            raise FileError("No space left on device")
+        write_text(path, text)
+
+    monkeypatch.setattr(files, "write_text", full)
     for i in range(4):
         assert run.save(STATE, i, i * 100) == run.pick("last")
     whole = [p.name for p in run.checkpoints.glob("step_*") if (p / "state.safetensors").exists()]
