@@ -17,7 +17,7 @@ def replace_by(make: Callable[[Path], None]) -> Callable[[Path], None]:
     """Damage that removes the file and puts something else in its place."""
 
     def damage(path: Path) -> None:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         make(path)
 
     return damage

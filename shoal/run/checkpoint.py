@@ -110,10 +110,9 @@ def find_checkpoints(folder: Path) -> dict[int, Path]:
     found, strange = {}, []
     for name in files.list_folder(folder):
         if name.startswith("step_"):
-            digits = name.removeprefix("step_")
-            steps = int(digits) if digits.isdecimal() and len(digits) < 20 else -1
-            if name == _name(steps) and files.is_folder(folder / name):
-                found[steps] = folder / name
+            digits = re.fullmatch(r"step_([0-9]{12,18})", name)
+            if digits and name == _name(int(digits[1])) and files.is_folder(folder / name):
+                found[int(digits[1])] = folder / name
             else:
                 strange.append(name)
     if strange:

@@ -61,7 +61,7 @@ def read_json(path: Path) -> Any:
     """The value of a JSON file."""
     data = read_bytes(path)
     try:
-        return json.loads(data)
+        return json.loads(data.decode())
     except (ValueError, RecursionError) as error:
         raise FileError(f"{path} is not valid JSON: {excerpt(error)}.") from None
 

@@ -141,7 +141,7 @@ def _parse(data: bytes, is_good: Callable[[Any], bool]) -> Iterator[tuple[bytes,
             row = None
             if len(line) <= LINE_LIMIT:
                 with contextlib.suppress(ValueError, RecursionError):
-                    row = json.loads(line)
+                    row = json.loads(line.decode())
             yield line, row if is_good(row) else None
 
 

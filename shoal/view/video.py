@@ -110,9 +110,12 @@ def _write_still(path: Path, player: Player, steps: int) -> None:
 def _write_video(path: Path, frames, fps: int) -> None:
     import imageio.v2 as imageio
 
-    with imageio.get_writer(path, fps=fps, quality=7, macro_block_size=16) as writer:
-        for frame in frames:
-            writer.append_data(frame)
+    try:
+        with imageio.get_writer(path, fps=fps, quality=7, macro_block_size=16, ffmpeg_log_level="quiet") as writer:
+            for frame in frames:
+                writer.append_data(frame)
+    except OSError:  # its text is ffmpeg's command
+        raise OSError("ffmpeg has stopped; free some space or choose another kind of file") from None
 
 
 def _write_gif(path: Path, frames, fps: int) -> None:
