@@ -177,6 +177,7 @@ def _are_tensors(value: Any) -> bool:
     return isinstance(value, dict) and all(
         isinstance(entry, list)
         and len(entry) == 2
+        and isinstance(entry[0], str)
         and entry[0] in DTYPES
         and isinstance(entry[1], list)
         and len(entry[1]) <= 64
