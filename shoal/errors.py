@@ -41,12 +41,12 @@ def writing(path: Path | str) -> Iterator[None]:
 
 
 def require_utf8(path: Path | str, what: str) -> None:
-    """Refuse a path that cannot be written into texts, or is no path at all."""
+    """Refuse a path that messages and texts cannot hold, or that has a null character."""
     try:
-        named = "\0" not in str(path) and str(path).encode()
+        good = b"\0" not in str(path).encode()
     except UnicodeEncodeError:
-        named = False
-    if not named:
+        good = False
+    if not good:
         raise ShoalError(f"The path of {what} must be valid UTF-8, got {excerpt(path)!r}.")
 
 

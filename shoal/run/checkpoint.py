@@ -116,7 +116,7 @@ def find_checkpoints(folder: Path) -> dict[int, Path]:
             else:
                 strange.append(name)
     if strange:
-        warnings.warn(f"{folder} holds {excerpt(', '.join(strange))}: no checkpoint, left alone.", stacklevel=2)
+        warnings.warn(f"{folder} holds {excerpt(', '.join(strange))}: no checkpoint, left alone.", stacklevel=1)
     return dict(sorted(found.items()))
 
 

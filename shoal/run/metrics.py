@@ -117,7 +117,7 @@ def read_rows(path: Path, is_good: Callable[[Any], bool]) -> list[Row]:
     """The good rows of a file of JSON lines; all others are skipped, with one warning that counts them."""
     rows = [row for _, row in _parse(_read(path), is_good)]
     if bad := rows.count(None):
-        warnings.warn(f"{path}: {bad} of {len(rows)} lines are damaged and skipped.", stacklevel=2)
+        warnings.warn(f"{path}: {bad} of {len(rows)} lines are damaged and skipped.", stacklevel=1)
     return [row for row in rows if row is not None]
 
 

@@ -1,6 +1,7 @@
 """`shoal train` and `shoal resume`: a trainer in a run folder, with progress, checkpoints and a clean end."""
 
 import json
+import math
 import signal
 import time
 import typing
@@ -543,6 +544,9 @@ class _Session:
             return
         for line in scores.brief():
             self.progress.say(f"evaluation at {self.trainer.steps} env steps: {line}")
+        if not math.isfinite(scores.mean):
+            self.progress.warn(f"No evaluation: the returns at {self.trainer.steps} env steps are not finite.")
+            return
         try:
             self.folder.record_score(self.trainer.steps, scores, checkpoint)
         except FileError as error:

@@ -316,3 +316,16 @@ def test_a_file_that_is_larger_than_its_tensors_is_not_read(saved):
         file.truncate(2**40)
     with pytest.raises(ShoalError, match=r"state\.safetensors is damaged"):
         load_checkpoint(path, "cpu")
+
+
+@pytest.mark.parametrize("name", ["head", "filled", "final_count"])
+@pytest.mark.parametrize("value", [-(2**30), 2**30, 3])
+def test_a_replay_that_points_beyond_its_rows_is_refused(tmp_path, name, value):
+    settings = {**SMALL, "eval_episodes": 0}
+    run = shoal.train("cartpole", algo="dqn", replay_size=1024, total_steps=128, run_dir=tmp_path / "run", **settings)
+    forge(run.folder.pick("last"), "state.safetensors", lambda t: t[f"learner.cart.replay.{name}"].fill_(value))
+    if (name, value) in (("filled", 3), ("final_count", 3), ("final_count", 2**30)):  # as good as any other
+        shoal.resume(run.path, total_steps=256)
+        return
+    with pytest.raises(ShoalError, match=f"The saved replay is damaged: {name} must be within"):
+        shoal.resume(run.path, total_steps=256)
