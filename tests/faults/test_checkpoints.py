@@ -18,6 +18,7 @@ from shoal.run.config import make_job
 from shoal.run.evaluate import Evaluation, Score
 from shoal.run.folder import RunFolder
 from shoal.run.train import load_run
+from tests.damage import places_of
 
 STATE = {"policy.cart.weights": torch.arange(12.0).view(3, 4), "steps": torch.tensor(7)}
 SMALL = dict(num_envs=16, rollout=8, eval_episodes=2, quiet=True, device="cpu")
@@ -215,13 +216,6 @@ def test_where_only_policies_are_left_one_is_told_so(saved):
 # --- values at the edge ----------------------------------------------------------------------------------------------
 
 VALUES = [None, True, -1, 0, 2**63, 10**30, 0.5, "1e400", "NaN", "", "x" * 5000, [], [[]], {}, {"a": {}}, ["BIG", [2]]]
-
-
-def places_of(value, before=()):
-    """Every place in a JSON value."""
-    yield before
-    for key, part in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
-        yield from places_of(part, (*before, key))
 
 
 def test_every_value_of_a_manifest_is_checked(saved):
