@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import itertools
 import os
 import platform
 import re
@@ -84,7 +85,7 @@ class RunFolder:
     def move(self, job: Job) -> None:
         """Become a new folder beside this one, for a run whose folder has disappeared."""
         with writing(self.path):
-            path = _unused(Path(os.path.abspath(self.path)))
+            path = _unused(Path(os.path.abspath(self.path)), start=2)
         new = RunFolder.create(replace(job, train=replace(job.train, run_dir=path)))
         self.unlock()
         self.path, self._held = new.path, new._held
@@ -241,13 +242,10 @@ def _link_to(checkpoint: Path) -> str:
     return f"checkpoints/{checkpoint.name}"
 
 
-def _unused(path: Path) -> Path:
-    """A path that does not exist: this one, or with the next number."""
-    found, number = path, 1
-    while os.path.lexists(found):
-        number += 1
-        found = path.with_name(f"{path.name}-{number}")
-    return found
+def _unused(path: Path, start: int = 1) -> Path:
+    """A path that does not exist: the first of PATH (number 1), PATH-2, PATH-3 and so on, from `start` on."""
+    names = (path.name if number == 1 else f"{path.name}-{number}" for number in itertools.count(start))
+    return next(found for name in names if not os.path.lexists(found := path.with_name(name)))
 
 
 def best_of(scores: list[dict[str, Any]]) -> dict[str, Any]:
