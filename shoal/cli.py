@@ -173,9 +173,8 @@ def _eval(words: list[str]) -> int:
     run = load_run(
         options.run, options.checkpoint, options.device, options.random, options.load, options.set, options.trust
     )
-    maps_dir = options.maps_dir or run.path / "maps"
     if maps:
-        make_folder(maps_dir)
+        maps_dir = make_folder(options.maps_dir) if options.maps_dir else run.folder.subfolder("maps")
         for old in () if options.maps_dir else maps_dir.glob("*.png"):  # of another evaluation
             with writing(old):
                 old.unlink()

@@ -25,13 +25,36 @@ class ShoalError(Exception):
 NEVER_BEGAN = "stopped before the work began; nothing was saved."
 
 
+class FileError(ShoalError):
+    """A file or folder cannot be read or written."""
+
+
 @contextmanager
-def writing(path: Path | str) -> Iterator[None]:
-    """Writes a file or a folder; where that cannot be done, it says so by name."""
+def reading(path: Path | str) -> Iterator[None]:
+    """Read a file or folder; an OSError becomes a FileError with its path."""
     try:
         yield
     except OSError as error:
-        raise ShoalError(f"{path} cannot be written: {error.strerror or error}.") from None
+        raise FileError(f"{path} cannot be read: {error.strerror or error}.") from None
+
+
+@contextmanager
+def writing(path: Path | str) -> Iterator[None]:
+    """Write a file or folder; an OSError becomes a FileError with its path."""
+    try:
+        yield
+    except OSError as error:
+        raise FileError(f"{path} cannot be written: {error.strerror or error}.") from None
+
+
+def require_utf8(path: Path | str, what: str) -> None:
+    """Refuse a path that messages and texts cannot hold, or that has a null character."""
+    try:
+        good = b"\0" not in str(path).encode()
+    except UnicodeEncodeError:
+        good = False
+    if not good:
+        raise ShoalError(f"The path of {what} must be valid UTF-8, got {excerpt(path)!r}.")
 
 
 def make_folder(path: Path | str) -> Path:
@@ -52,6 +75,7 @@ def temporary_folder() -> Path:
 def new_file(path: Path | str, endings: tuple[str, ...], what: str) -> Path:
     """Where a file is to be written, in a folder that is there; refuses other endings, and what cannot be a file."""
     path = Path(path)
+    require_utf8(path, what[0].lower() + what[1:])
     if path.suffix.lower() not in endings:
         *others, last = endings
         known = f"{', '.join(others)} or {last}" if others else last

@@ -12,6 +12,7 @@ import tyro
 
 from shoal.core.settings import check_settings, make_settings
 from shoal.errors import ShoalError, excerpt, unknown
+from shoal.run.files import read_json
 from shoal.user_code import UserCode
 from shoal.worlds import full_path, kind_of_world, world_class
 
@@ -232,6 +233,9 @@ POLICY_SETTINGS = (
     "normalise_observation",
 )
 """Settings of a run that make a policy; like the learner's, they can differ between groups."""
+
+CONFIG = "config.json"
+"""The file of a run folder that holds its settings."""
 
 NOT_SAVED = {"run_dir", "trust"}
 """Settings of a run that belong to one command, not to its folder."""
@@ -498,11 +502,11 @@ def load_job(folder: Path, trust: bool = False) -> Job:
     from shoal.learn import LEARNERS
     from shoal.run.trust import check_code
 
-    path = folder / "config.json"
-    if not path.is_file():
+    path = folder / CONFIG
+    if not os.path.lexists(path):
         raise ShoalError(f"{folder} is not a run: it has no config.json.")
     try:
-        parts = json.loads(path.read_text())
+        parts = read_json(path)
         world, train, learn, world_config = _parts_of(path, parts)
         kind_of_world(world)
         check_code(path, parts, trust)
