@@ -24,13 +24,17 @@ def replace_by(make: Callable[[Path], None]) -> Callable[[Path], None]:
     return damage
 
 
-DAMAGES = {
+CONTENTS = {
     "flipped": flip,
     "truncated": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
     "zeroed": lambda path: path.write_bytes(bytes(path.stat().st_size)),
     "empty": lambda path: path.write_bytes(b""),
     "longer": lambda path: path.write_bytes(path.read_bytes() + b"\n{}"),
     "text": lambda path: path.write_text("[1, 2]"),
+}
+"""Damage to what is in a file."""
+
+DAMAGES = CONTENTS | {
     "missing": replace_by(lambda path: None),
     "a folder": replace_by(lambda path: (path / "inside").mkdir(parents=True)),
     "a pipe": replace_by(os.mkfifo),

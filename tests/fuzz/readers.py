@@ -27,7 +27,7 @@ from shoal.learn import LEARNERS
 from shoal.nav.episodes import check_episodes, read_episodes
 from shoal.run.config import TrainConfig
 from shoal.worlds import WORLDS, world_class
-from tests.damage import DAMAGES
+from tests.damage import CONTENTS, DAMAGES
 from tests.fuzz.mutations import EDGES, mutate_bytes, mutate_json, mutate_tensors, to_json
 from tests.nav.rooms import pathfinder, room
 from tests.scene.meshes import FOUR, Gltf, picture_bytes
@@ -154,7 +154,7 @@ def run_folder(rng: Random, base: Path, folder: Path) -> Input:
             stray = (target if target.is_dir() else target.parent) / rng.choice((*words, "manifest.json", "lock", "tb"))
             if not os.path.lexists(stray):
                 rng.choice((os.mkdir, os.mkfifo, Path.touch, lambda p: p.symlink_to(path)))(stray)
-        elif target.is_file() or action in ("missing", "a folder", "a pipe", "a dangling link", "an endless device"):
+        elif action not in CONTENTS or (target.is_file() and not target.is_symlink() and target.stat().st_size):
             DAMAGES[action](target)
         done.append(f"{target.relative_to(path)} {action}")
     found = _command(rng, name, path, folder, list(COMMANDS), "; ".join(done), False)
