@@ -68,6 +68,10 @@ RUNS: dict[str, dict[str, Any]] = {
     "dqn": dict(world="cartpole", algo="dqn", replay_size=256, batch_size=16, learning_starts=32),
     "lstm": dict(world="pendulum", core="lstm", core_size=8, normalise_observation=True, normalise_reward=True),
     "tag": dict(world="tag-continuous", world_config=dict(taggers=2, runners=3, max_steps=20)),
+    "grid": dict(world="tag-grid", algo="a2c", num_envs=4),
+    "pandemic": dict(world="pandemic", num_envs=2, world_config=dict(max_steps=20)),
+    "r2d2": dict(world="cartpole", algo="r2d2", replay_size=512, batch_size=8, learning_starts=64, core_size=8)
+    | dict(burn_in=8, sequence=8),
     "host": dict(world="gym:CartPole-v1", world_config=dict(batch="serial")),
 }
 """Settings of the runs that are damaged."""
@@ -176,7 +180,7 @@ def _copy_run(rng: Random, base: Path, folder: Path) -> tuple[str, Path]:
 def _command(rng: Random, name: str, path: Path, folder: Path, commands: list[str], label: str, intact: bool) -> Input:
     command = rng.choice(commands)
     world = RUNS[name]["world"]
-    groups = {"cartpole": "cart", "pendulum": "pendulum", "tag-continuous": "runner"}
+    groups = {"cartpole": "cart", "pendulum": "pendulum", "tag-continuous": "runner", "tag-grid": "tagger"}
     names = {"RUN": str(path), "WORLD": world, "GROUP=RUN": f"{groups.get(world, 'agent')}={path}"}
     words = [names.get(word, word.replace("OUT", str(folder))) for word in COMMANDS[command]]
     return Input(f"{command} of {name}, {label}", words, intact)

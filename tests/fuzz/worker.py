@@ -7,6 +7,7 @@ import sys
 import traceback
 import warnings
 from contextlib import redirect_stderr, redirect_stdout
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -25,7 +26,11 @@ PLAYED_STEPS = 3
 """Steps of an evaluation that are played."""
 
 
-class Began(Exception):
+SMALL_ITERATION = 64
+"""Env steps of an iteration that is made."""
+
+
+class Began(BaseException):
     """Everything is read and the work begins: no more is wanted of this input."""
 
 
@@ -65,7 +70,7 @@ def judge(given: Input) -> tuple[str, str]:
 
 
 def stop_where_work_begins() -> None:
-    """Training ends before its first iteration, evaluations after a few steps, and no processes are launched."""
+    """Training ends after its first iteration, evaluations after a few steps, and no processes are launched."""
     evaluate = shoal.run.train.evaluate
 
     def watched(*given: Any, **more: Any) -> Any:
@@ -78,10 +83,17 @@ def stop_where_work_begins() -> None:
 
         return evaluate(*given, **(more | {"watch": watch}))
 
-    began = mock.Mock(side_effect=Began)
-    for target in ("Trainer.iterate", "SharedTrainer.iterate", "launch"):
-        mock.patch(f"shoal.run.train.{target}", began).start()
+    for trainer in (shoal.run.train.Trainer, shoal.run.train.SharedTrainer):
+        mock.patch.object(trainer, "iterate", partialmethod(_iterate_once, trainer.iterate)).start()
+    mock.patch("shoal.run.train.launch", mock.Mock(side_effect=Began)).start()
     mock.patch("shoal.run.train.evaluate", watched).start()
+
+
+def _iterate_once(trainer: Any, iterate: Any) -> None:
+    """One iteration, where it is small: a state that was read is used."""
+    if trainer.job.train.steps_per_iteration <= SMALL_ITERATION:
+        iterate(trainer)
+    raise Began
 
 
 def main(seed: int, base: Path, folder: Path) -> None:
