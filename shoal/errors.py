@@ -85,12 +85,19 @@ def _as_told(message: Any, category: type[Warning], *place: Any) -> str:
     return f"warning: {message}\n" if category is UserWarning else _usual(message, category, *place)
 
 
+LISTED = 20
+"""Names that an error lists."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> ShoalError:
-    """An error for a name that does not exist, with the nearest one that does."""
+    """An error for a name that does not exist: with a name that resembles it, if there is one, or with a list."""
     names, name = sorted(known), excerpt(name)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+    near = difflib.get_close_matches(name, names, n=1)
     if near:
         remedy = f"did you mean {near[0]!r}?"
+    elif names:
+        more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+        remedy = f"choose one of: {', '.join(names[:LISTED])}{more}."
     else:
-        remedy = f"choose one of: {', '.join(names)}." if names else "there is none to choose from."
+        remedy = "there is none to choose from."
     return ShoalError(f"There is no {kind} {name!r}; {remedy}")
