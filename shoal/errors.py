@@ -3,7 +3,7 @@
 import difflib
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -46,9 +46,7 @@ def new_file(path: Path | str, endings: tuple[str, ...], what: str) -> Path:
     """Where a file is to be written, in a folder that is there; refuses other endings, and what cannot be a file."""
     path = Path(path)
     if path.suffix.lower() not in endings:
-        *others, last = endings
-        known = f"{', '.join(others)} or {last}" if others else last
-        raise ShoalError(f"{what} ends in {known}, got {path.name!r}.")
+        raise ShoalError(f"{what} ends in {any_of(endings)}, got {path.name!r}.")
     make_folder(path.parent)
     if path.is_dir():
         raise ShoalError(f"{path} cannot be written: it is a folder.")
@@ -60,6 +58,12 @@ def excerpt(text: Any, limit: int = 100) -> str:
     shown = str(text)
     cut = shown if len(shown) <= limit else f"{shown[:limit]}…"
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in cut)
+
+
+def any_of(names: Sequence[str]) -> str:
+    """Names as a choice: "a, b or c"."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def require(name: str, value: Any, good: bool, rule: str) -> None:
