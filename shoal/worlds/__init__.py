@@ -7,6 +7,7 @@ import sys
 from functools import cache
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from shoal.errors import ShoalError, excerpt, unknown
@@ -128,6 +129,7 @@ def load_object(path: str, kind: str) -> Any:
     sys.modules[name] = module  # Warp looks a function's module up there
     spec.loader.exec_module(module)
     if not hasattr(module, attribute):
-        classes = [n for n, v in vars(module).items() if isinstance(v, type) and v.__module__ == module.__name__]
-        raise unknown(f"{kind} in {place} named", attribute, classes)
+        kinds = (type, FunctionType)
+        own = [n for n, v in vars(module).items() if isinstance(v, kinds) and v.__module__ == name and n[0] != "_"]
+        raise unknown(f"{kind} in {place} named", attribute, own)
     return getattr(module, attribute)
