@@ -206,8 +206,8 @@ class Trainer(Counted):
             return None
         step, env, group, agent = stuck
         return (
-            f"The action mask of env {self.first_env + env}, group {group!r}, agent {agent} of {self.job.world} allows no "
-            f"action at step {step} of this env; allow one, or let the agent leave the game."
+            f"The action mask of env {self.first_env + env}, group {group!r}, agent {agent} of {self.job.world} allows "
+            f"no action at step {step} of this env; allow one, or let the agent leave the game."
         )
 
     def check_finite(self) -> None:
