@@ -30,7 +30,6 @@ LEARNING, AIMING = 1, 2
 ETA = 0.9
 """How much the largest error of a sequence counts for its priority, beside the mean."""
 
-
 ROUNDING = 1e-3
 """How far an estimated value may lie outside the atoms, as a share of their range."""
 
