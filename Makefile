@@ -5,7 +5,7 @@ WHEEL := .venv-wheel
 # By path: otherwise a folder `shoal` beside a script, the checkout itself, would be taken for the package.
 EDITABLE := --config-settings editable_mode=compat -e
 
-.PHONY: demo test test-slow test-wheel lint ratchet docs bench clean
+.PHONY: demo test test-slow test-wheel fuzz soak lint ratchet docs bench clean
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -34,6 +34,14 @@ test-wheel:
 	$(WHEEL)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(WHEEL)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(WHEEL)/dist/*.whl
 	$(WHEEL)/bin/python tests/wheel/try_wheel.py
+
+# Damaged run folders, scenes, episode files and settings: refused in one sentence, or fine.
+fuzz: .venv/installed
+	$(BIN)/python -m tests.fuzz
+
+# Kills at random moments, then an hour of training that is watched for leaks.
+soak: .venv/installed
+	$(BIN)/python -m tests.soak
 
 lint: .venv/installed
 	$(BIN)/ruff format --check .

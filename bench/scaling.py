@@ -19,7 +19,6 @@ import argparse
 import json
 import math
 import os
-import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,9 +29,10 @@ import torch.multiprocessing as multiprocessing
 
 from shoal.run.bench import machine, save
 from shoal.run.config import Job, make_job
-from shoal.run.processes import Processes, joined
+from shoal.run.processes import LOOPBACK, STORE, Processes, joined
 from shoal.run.progress import si
 from shoal.run.trainer import Trainer
+from shoal.temporary import TemporaryFolder
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 
@@ -188,7 +188,7 @@ def _one_sum(reducer: Any, tensor: torch.Tensor) -> float:
     return best
 
 
-def _work(device: str, rank: int, count: int, port: int, answers: Any) -> None:
+def _work(device: str, rank: int, count: int, store: str, answers: Any) -> None:
     if device == "cpu":  # a core each
         os.sched_setaffinity(0, [sorted(os.sched_getaffinity(0))[rank]])
         torch.set_num_threads(1)
@@ -196,7 +196,7 @@ def _work(device: str, rank: int, count: int, port: int, answers: Any) -> None:
         answers.put(iterations(device, Processes()))
         return
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(count), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(count))
-    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+    os.environ.update({STORE: store, "GLOO_SOCKET_IFNAME": LOOPBACK})
     with joined(checked(device, count)) as (_, processes):
         found = iterations(device, processes)
         if rank == 0:
@@ -205,17 +205,16 @@ def _work(device: str, rank: int, count: int, port: int, answers: Any) -> None:
 
 def _measured(device: str, count: int) -> dict[str, float]:
     """What the first of so many processes finds."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
-    made = [context.Process(target=_work, args=(device, rank, count, port, answers)) for rank in range(count)]
-    for process in made:
-        process.start()
-    found = answers.get(timeout=600)
-    for process in made:
-        process.join()
+    with TemporaryFolder("scaling") as folder:
+        given = count, str(folder / "store"), answers
+        made = [context.Process(target=_work, args=(device, rank, *given)) for rank in range(count)]
+        for process in made:
+            process.start()
+        found = answers.get(timeout=600)
+        for process in made:
+            process.join()
     return found
 
 

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 
 HELP = """\
 usage: shoal COMMAND ...
@@ -33,8 +34,20 @@ Train reinforcement-learning agents at the speed of the hardware.
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0, 1 for a failure, 2 for bad input, 130 or 143 after a signal."""
+    """Run one command; returns the exit code: 0, 1 for a failure, 2 for bad input, 128 + its number after a signal."""
+    from shoal.streams import standard_streams
+
     words = sys.argv[1:] if arguments is None else arguments
+    with standard_streams() as out:
+        code = _run(words)
+        out.flush()
+        if code == 0 and out.error is not None and words[0] not in RUN_COMMANDS:
+            print(f"shoal: the output could not be written: {out.error.strerror}.", file=sys.stderr)
+            code = 1
+    return code
+
+
+def _run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(HELP, end="")
         return 0
@@ -43,15 +56,17 @@ def main(arguments: list[str] | None = None) -> int:
 
         print(f"shoal {__version__}")
         return 0
-    from shoal.errors import NEVER_BEGAN, ShoalError, plain_warnings, unknown
+    from shoal.errors import NEVER_BEGAN, ShoalError, plain_warnings, shortage, unknown
     from shoal.temporary import remove_abandoned
+    from shoal.user_code import UserCode
 
     plain_warnings()
     try:
         if words[0] not in COMMANDS:
             raise unknown("command", words[0], COMMANDS)
         remove_abandoned()
-        return COMMANDS[words[0]](words[1:])
+        with UserCode(f"`shoal {words[0]}` failed"):
+            return COMMANDS[words[0]](words[1:])
     except ShoalError as error:
         if not _told_by_another(error):
             print(f"shoal: {error}", file=sys.stderr)
@@ -59,8 +74,15 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"shoal: {NEVER_BEGAN}", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except Exception as error:
+        problem = shortage(error)
+        if problem is None:
+            raise
+        print(f"shoal: {problem}", file=sys.stderr)
+        return 1
+    except SystemExit as end:  # after --help
+        if end.code:
+            raise
         return 0
 
 
@@ -91,11 +113,13 @@ def _resume(words: list[str]) -> int:
 
 def _to_the_end(train: Callable) -> int:
     """Train; then say where the results are and what to try next. Of several processes, one talks."""
-    from shoal.run.processes import follows
+    from shoal.run.interrupts import ended_at_second_signal
+    from shoal.run.processes import find_place, follows
     from shoal.run.train import Stopped
 
     try:
-        run = train()
+        with ended_at_second_signal() if find_place() is None else nullcontext():  # a launcher ends its processes
+            run = train()
     except Stopped as stop:
         if not follows():
             print(f"shoal: {stop}", file=sys.stderr)
@@ -149,16 +173,14 @@ def _eval(words: list[str]) -> int:
     run = load_run(
         options.run, options.checkpoint, options.device, options.random, options.load, options.set, options.trust
     )
-    maps_dir = options.maps_dir or run.path / "maps"
     if maps:
-        make_folder(maps_dir)
+        maps_dir = make_folder(options.maps_dir) if options.maps_dir else run.folder.subfolder("maps")
         for old in () if options.maps_dir else maps_dir.glob("*.png"):  # of another evaluation
             with writing(old):
                 old.unlink()
     found = run.evaluate(options.episodes, options.seed, options.sample, maps)
     lines = found.lines()
     try:
-        # Files first: whoever reads the lines may not wait for the last one.
         if options.out:
             lines.append(str(found.save(options.out)))
         if maps:
@@ -212,7 +234,7 @@ def _bench(words: list[str]) -> int:
 
 
 def _scene(words: list[str]) -> int:
-    from shoal.errors import ShoalError, unknown
+    from shoal.errors import unknown
 
     parts = {"info": _scene_info, "render": _scene_render, "episodes": _scene_episodes}
     if not words or words[0] in ("-h", "--help"):
@@ -221,10 +243,7 @@ def _scene(words: list[str]) -> int:
         return 0
     if words[0] not in parts:
         raise unknown("command", f"scene {words[0]}", [f"scene {part}" for part in parts])
-    try:
-        return parts[words[0]](words[1:])
-    except MemoryError:
-        raise ShoalError("There is not enough memory for this scene.") from None
+    return parts[words[0]](words[1:])
 
 
 def _scene_arguments(parser, several: bool = False) -> None:
@@ -235,6 +254,7 @@ def _scene_arguments(parser, several: bool = False) -> None:
         parser.add_argument("scene", metavar="SCENE", help=kinds)
     parser.add_argument("--up", default="auto", choices=["auto", "y", "z"], help="the file's upward axis")
     parser.add_argument("--scale", type=float, default=1.0, help="metres per unit of the file (0.01: centimetres)")
+    parser.add_argument("--strict", action="store_true", help="refuse files whose textures are missing")
 
 
 def _scene_info(words: list[str]) -> int:
@@ -243,7 +263,7 @@ def _scene_info(words: list[str]) -> int:
     options = parser.parse_args(words)
     from shoal.scene.info import scene_info
 
-    for line in scene_info(options.scene, options.up, options.scale):
+    for line in scene_info(options.scene, options.up, options.scale, options.strict):
         print(line)
     return 0
 
@@ -267,7 +287,7 @@ def _scene_render(words: list[str]) -> int:
 
     check_path(options.out)
     size, device = parse_size(options.size), pick_device(options.device)
-    packed = prepare(options.scene, options.up, options.scale, device)
+    packed = prepare(options.scene, options.up, options.scale, device, options.strict)
     sheet = draw_sheet(
         packed, options.views, size, light=options.light, fov=options.fov, seed=options.seed, device=device
     )
@@ -297,6 +317,7 @@ def _scene_episodes(words: list[str]) -> int:
         seed=options.seed,
         up=options.up,
         scale=options.scale,
+        strict=options.strict,
         device=pick_device(options.device),
     )
     for line in lines:
@@ -334,6 +355,9 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "check": _check,
     "list": _list,
 }
+
+RUN_COMMANDS = ("train", "resume")
+"""Commands whose results are in the run folder: output that could not be written is no failure."""
 
 
 def _world(words: list[str], command: str) -> tuple[str, list[str]]:

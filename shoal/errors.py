@@ -1,6 +1,10 @@
 """The one error that is meant for the person at the keyboard, checks that raise it, and how warnings are shown."""
 
 import difflib
+import errno
+import re
+import resource
+import signal
 import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,17 +18,43 @@ class ShoalError(Exception):
 
     exit_code = 2
 
+    def __init__(self, message: str):
+        super().__init__(_escaped(message))
+
 
 NEVER_BEGAN = "stopped before the work began; nothing was saved."
 
 
+class FileError(ShoalError):
+    """A file or folder cannot be read or written."""
+
+
 @contextmanager
-def writing(path: Path | str) -> Iterator[None]:
-    """Writes a file or a folder; where that cannot be done, it says so by name."""
+def reading(path: Path | str) -> Iterator[None]:
+    """Read a file or folder; an OSError becomes a FileError with its path."""
     try:
         yield
     except OSError as error:
-        raise ShoalError(f"{path} cannot be written: {error.strerror or error}.") from None
+        raise FileError(f"{path} cannot be read: {error.strerror or error}.") from None
+
+
+@contextmanager
+def writing(path: Path | str) -> Iterator[None]:
+    """Write a file or folder; an OSError becomes a FileError with its path."""
+    try:
+        yield
+    except OSError as error:
+        raise FileError(f"{path} cannot be written: {error.strerror or error}.") from None
+
+
+def require_utf8(path: Path | str, what: str) -> None:
+    """Refuse a path that messages and texts cannot hold, or that has a null character."""
+    try:
+        good = b"\0" not in str(path).encode()
+    except UnicodeEncodeError:
+        good = False
+    if not good:
+        raise ShoalError(f"The path of {what} must be valid UTF-8, got {excerpt(path)!r}.")
 
 
 def make_folder(path: Path | str) -> Path:
@@ -45,6 +75,7 @@ def temporary_folder() -> Path:
 def new_file(path: Path | str, endings: tuple[str, ...], what: str) -> Path:
     """Where a file is to be written, in a folder that is there; refuses other endings, and what cannot be a file."""
     path = Path(path)
+    require_utf8(path, what[0].lower() + what[1:])
     if path.suffix.lower() not in endings:
         raise ShoalError(f"{what} ends in {any_of(endings)}, got {path.name!r}.")
     make_folder(path.parent)
@@ -57,7 +88,12 @@ def excerpt(text: Any, limit: int = 100) -> str:
     """`text` for a message: at most `limit` characters, control codes escaped, on one line."""
     shown = str(text)
     cut = shown if len(shown) <= limit else f"{shown[:limit]}…"
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in cut)
+    return _escaped(cut, "")
+
+
+def _escaped(text: str, kept: str = "\n") -> str:
+    """`text` with control codes escaped, so that a terminal only shows it."""
+    return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text)
 
 
 def any_of(names: Sequence[str]) -> str:
@@ -70,6 +106,11 @@ def require(name: str, value: Any, good: bool, rule: str) -> None:
     """Refuse a setting that breaks a rule, by the name of its flag."""
     if not good:
         raise ShoalError(f"--{name} must be {rule}, got {value}.")
+
+
+def how_it_ended(code: int) -> str:
+    """What to say of a process with this exit code, as Python's `subprocess` gives it."""
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended by itself with exit code {code}"
 
 
 def missing(kind: str, path: Path) -> str:
@@ -87,6 +128,34 @@ def plain_warnings() -> None:
 
 def _as_told(message: Any, category: type[Warning], *place: Any) -> str:
     return f"warning: {message}\n" if category is UserWarning else _usual(message, category, *place)
+
+
+_FILES = (errno.EMFILE, errno.ENFILE)
+_MEMORY = re.compile(r"can't allocate memory|not enough memory|Cannot allocate memory|failed to map segment")
+"""What torch and the loader of libraries say."""
+
+
+def shortage(error: BaseException | None) -> str | None:
+    """One sentence if the system has refused memory, files or processes; None for other errors."""
+    while error is not None:
+        number = error.errno if isinstance(error, OSError) else None
+        if number in _FILES:
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            return f"No more files can be opened (the limit is {limit}): raise it (ulimit -n 4096), or lower --workers."
+        if number == errno.EAGAIN or "can't start new thread" in str(error):
+            limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+            shown = "that of the system" if limit == resource.RLIM_INFINITY else limit
+            return (
+                f"No more processes or threads can be started (the limit is {shown}): raise it (ulimit -u), or lower "
+                "--workers or --threads."
+            )
+        if number == errno.ENOMEM or isinstance(error, MemoryError) or _MEMORY.search(str(error)):
+            return (
+                "The memory that this process may have is full: lower --num-envs, --rollout or --replay-size, or raise "
+                "its limit (ulimit -v, or that of its container)."
+            )
+        error = error.__cause__
+    return None
 
 
 LISTED = 20

@@ -19,6 +19,17 @@ MEMORY = Path("/dev/shm")
 """A file system in memory, on Linux."""
 
 
+_open: "set[TemporaryFolder]" = set()
+"""Folders of this process that are not closed."""
+
+
+@atexit.register
+def close_all() -> None:
+    """Remove the folders of this process that are left."""
+    for folder in list(_open):
+        folder.close()
+
+
 class TemporaryFolder:
     """A new private folder: `path` holds files until `close`, or until the end of this process."""
 
@@ -31,7 +42,7 @@ class TemporaryFolder:
         self._process = os.getpid()
         while not self._make(purpose, places or [temporary_folder()]):
             pass
-        atexit.register(self.close)
+        _open.add(self)
 
     def _make(self, purpose: str, places: Sequence[Path]) -> bool:
         """Make the folder and lock it; False if another process took it for abandoned in between."""
@@ -58,7 +69,7 @@ class TemporaryFolder:
         """Remove the folder; only the process that made it does, not its forks. Safe to call more than once."""
         if self._lock < 0 or os.getpid() != self._process:
             return
-        atexit.unregister(self.close)
+        _open.discard(self)
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
         self._lock = -1

@@ -2,8 +2,9 @@
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 
 def flip(path: Path) -> None:
@@ -17,7 +18,7 @@ def replace_by(make: Callable[[Path], None]) -> Callable[[Path], None]:
     """Damage that removes the file and puts something else in its place."""
 
     def damage(path: Path) -> None:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         make(path)
 
     return damage
@@ -36,3 +37,10 @@ DAMAGES = {
     "a dangling link": replace_by(lambda path: path.symlink_to("nowhere")),
     "an endless device": replace_by(lambda path: path.symlink_to("/dev/zero")),
 }
+
+
+def places_of(value: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place in a JSON value, as keys and indices from outside in."""
+    yield before
+    for key, part in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from places_of(part, (*before, key))

@@ -1,10 +1,19 @@
-"""Messages that all of Shoal shares."""
+"""What errors show: one line that a terminal only prints."""
 
 import pytest
 
-from shoal.errors import LISTED, unknown
+from shoal.errors import LISTED, ShoalError, excerpt, unknown
 
 MANY = [f"name{i:02}" for i in range(LISTED + 3)]
+
+
+def test_control_codes_are_escaped_and_lines_kept():
+    assert str(ShoalError("a \x1b[31m b\r\n  c \x85 \udcff é")) == "a \\x1b[31m b\\r\n  c \\x85 \\udcff é"
+
+
+def test_an_excerpt_is_short_and_on_one_line():
+    assert excerpt("a\nb\0c") == "a\\nb\\x00c"
+    assert excerpt("x" * 5000, 2000) == "x" * 2000 + "…"
 
 
 @pytest.mark.parametrize(

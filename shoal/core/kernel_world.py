@@ -24,7 +24,8 @@ from shoal.core.settings import check_settings
 from shoal.core.spaces import Box, Mixed
 from shoal.core.store import Field, Store, full_device
 from shoal.core.world import EpisodeStatistics, Group, GroupOutputs, LastEpisode, Outputs, World
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, excerpt, unknown
+from shoal.user_code import UserCode
 
 NO_LIMIT = 2**31 - 1
 
@@ -106,9 +107,13 @@ class KernelWorld(World):
         if self.places is not None:
             self.places.side(self.config)
             self._placed = self.places.find(self.store.tensors, self.groups)
-        for call in [*self._stages(holding=True), *self._restart_stages()]:
+        name = type(self).__name__
+        with UserCode(f"The stages of {name} cannot be read", type(self)):
+            calls = [*self._stages(holding=True), *self._restart_stages()]
+        for call in calls:
             if isinstance(call, Call):
-                kernels.check_call(call, self._provided(), type(self).__name__)
+                with UserCode(f"{name} cannot use {call.function}", call.function):
+                    kernels.check_call(call, self._provided(), name)
         self.outputs = self._own_outputs()
 
     @classmethod
@@ -412,7 +417,13 @@ class KernelWorld(World):
     def _author(self, stage: str, when: str, renames: dict[str, str] | None = None) -> list["Call | Callable"]:
         if self._is_torch(stage):
             method = getattr(self, f"_author_{stage}")
-            return [lambda arrays: self._run_torch(stage, method, arrays, when, renames or {})]
+            code = UserCode(f"{type(self).__name__}.{stage} failed", method)
+
+            def run(arrays: SimpleNamespace) -> None:
+                with code:
+                    self._run_torch(stage, method, arrays, when, renames or {})
+
+            return [run]
         calls: list[Call | Callable] = []
         only = self.groups[0]
         for item in _functions(getattr(type(self), f"_author_{stage}")):
@@ -443,9 +454,13 @@ class KernelWorld(World):
             return
         if stage == "observe" and isinstance(result, torch.Tensor):
             result = {self._names[self.groups[0].name, "observation"]: result}
+        if not isinstance(result, Mapping):
+            raise ShoalError(f"`{stage}` must return a dict of new values by array, got {excerpt(result)}.")
         flags = self.store[when] if when else None
         for name, value in result.items():
-            target = getattr(arrays, renames.get(name, name))
+            target = getattr(arrays, renames.get(name, name), None)
+            if not isinstance(target, torch.Tensor):
+                raise unknown(f"array that `{stage}` returns:", name, self.store.tensors)
             value = value.to(target.dtype).reshape(target.shape)
             if flags is None:
                 target.copy_(value)

@@ -18,8 +18,10 @@ import warp as wp
 from shoal.core.kernel_cache import PARSE_ERROR, load_kernel
 from shoal.core.kernels import ENVS_PER_BLOCK, LOADING, Call, Program, Whole, build, fit_shape
 from shoal.core.store import warp_view
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, excerpt
+from shoal.streams import open_descriptors
 from shoal.temporary import TemporaryFolder
+from shoal.user_code import LONGEST
 
 ENVS_PER_THREAD = 4096
 """Below this many envs of one agent a second CPU thread costs more than it brings."""
@@ -36,6 +38,7 @@ AGENT_WEIGHT = 16
 def init_warp() -> None:
     """Start Warp quietly, with a place for compiled kernels that can be written to; safe to call more than once."""
     wp.config.log_level = wp.LOG_ERROR
+    open_descriptors()
     with contextlib.nullcontext() if torch.cuda.is_available() else _silenced():
         try:
             wp.init()
@@ -195,7 +198,7 @@ def _record(program: Program, dim: Any, inputs: list[Any], device: str) -> Any:
         # Warp names each function from the generated kernel down to the author's line; only the last part is shown.
         reason = str(error).rpartition(PARSE_ERROR)[2] or repr(error)
         told = " ".join(reason.replace(";", " ").split())
-        raise ShoalError(f"A function of the world does not compile: {told}") from error
+        raise ShoalError(f"A function of the world does not compile: {excerpt(told, LONGEST)}") from error
 
 
 class CpuLaunch:

@@ -4,46 +4,75 @@ such values are read from text."""
 import sys
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from shoal.errors import ShoalError, excerpt, unknown
+
+T = TypeVar("T")
 
 LARGEST = 2**62
 """The largest whole number that a setting may have; a number of 64 bits holds it."""
 
 
 def check_settings(config: Any, prefix: str = "") -> None:
-    """Refuse a field whose value does not fit its declared type, by the name of its flag."""
-    hints = typing.get_type_hints(type(config))
-    for item in fields(config):
-        _check(prefix + item.name.replace("_", "-"), getattr(config, item.name), hints[item.name])
+    """Refuse a field whose value does not fit its declared type, by the name of its flag.
+
+    Where a number with a point is declared, a whole number becomes one.
+    """
+    values = {item.name: getattr(config, item.name) for item in fields(config)}
+    for name, value in _typed(type(config), values, prefix).items():
+        object.__setattr__(config, name, value)
 
 
-def _check(name: str, value: Any, kind: Any) -> None:
+def make_settings(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
+    """An instance of a dataclass of settings, checked; where its own rules fail on a value's type, that is said."""
+    try:
+        made = kind(**values)
+    except (TypeError, ValueError, AttributeError, ArithmeticError):
+        _typed(kind, values, prefix)
+        raise
+    check_settings(made, prefix)
+    return made
+
+
+def _typed(kind: Any, values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {name: _check(prefix + name.replace("_", "-"), value, hints[name]) for name, value in values.items()}
+
+
+def _check(name: str, value: Any, kind: Any) -> Any:
+    """The value, of its declared type, or a refusal."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Literal:
         if value not in arguments:
             raise unknown(f"choice for --{name}:", str(value), [str(a) for a in arguments])
     elif origin in (typing.Union, types.UnionType):
         if value is None and type(None) in arguments:
-            return
-        _check(name, value, next(a for a in arguments if a is not type(None)))
+            return None
+        return _check(name, value, next(a for a in arguments if a is not type(None)))
     elif origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
         if not isinstance(value, (tuple, list)):
             raise ShoalError(f"--{name} must be a list of values, got {_shown(value)}.")
-        for part in value:
-            _check(name, part, arguments[0])
+        return tuple(_check(name, part, arguments[0]) for part in value)
     elif kind is float:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
             raise ShoalError(f"--{name} must be a finite number, got {_shown(value)}.")
+        return float(value)
     elif kind is int:
         if isinstance(value, bool) or not isinstance(value, int):
             raise ShoalError(f"--{name} must be a whole number, got {_shown(value)}.")
         if abs(value) > LARGEST:
             raise ShoalError(f"--{name} must be within 2**62, got {_shown(value)}.")
+    elif kind is Path:
+        if not isinstance(value, (str, Path)) or "\0" in str(value):
+            raise ShoalError(f"--{name} must be a path, got {_shown(value)}.")
+        return Path(value)
     elif kind in (bool, str) and not isinstance(value, kind):
         raise ShoalError(f"--{name} must be a {kind.__name__}, got {_shown(value)}.")
+    return value
 
 
 def _shown(value: Any) -> str:

@@ -1,14 +1,12 @@
 """The store: the single owner of every array of a world, seen by torch and by Warp as the same memory."""
 
-import os
-import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import warp as wp
 
+from shoal.core.limits import available_memory
 from shoal.errors import ShoalError
 
 TORCH_TYPES: dict[Any, torch.dtype] = {
@@ -112,20 +110,8 @@ def warp_view(tensor: torch.Tensor, annotation: Any) -> wp.array:
 def free_memory(device: str | torch.device) -> int:
     """Bytes that may be planned with on a device."""
     device = torch.device(device)
-    if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
-    else:
-        free = _available()
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
     return int(SHARE[device.type] * free)
-
-
-def _available() -> int:
-    """Bytes of the machine's memory that programs can still have, what is only cached included."""
-    try:
-        found = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
-    except OSError:
-        found = None
-    return 1024 * int(found[1]) if found else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def full_device(device: str | torch.device) -> torch.device:

@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
 import time
@@ -16,14 +15,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from shoal.core.launch import cpu_threads
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, how_it_ended
 from shoal.host.envs import EnvFault, make_rows
 from shoal.host.memory import RESET, SharedArrays
 from shoal.host.sources import Source
-from shoal.host.worker import FAILED, READY, Assignment
+from shoal.host.worker import ENDING, FAILED, READY, Assignment
+from shoal.streams import tell
 
 START_SECONDS = 120.0
 """How long a worker may take to import its libraries and make its envs."""
@@ -33,6 +33,13 @@ class WorkerFailed(ShoalError):
     """A worker raised, died or hung once too often."""
 
     exit_code = 1
+
+
+class WorkerTraceback(Exception):
+    """The traceback of an exception in a worker: the cause of a WorkerFailed."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
 
 
 class Engine(ABC):
@@ -53,6 +60,9 @@ class Engine(ABC):
     def wait(self, wanted: Collection[int], enough: int) -> list[int]:
         """Bunches out of `wanted` that are done, as soon as there are `enough` of them."""
 
+    def renew(self) -> None:
+        """Called before all envs are reset: faults are counted from here."""
+
     def close(self) -> None:
         """End every process and thread."""
 
@@ -66,7 +76,7 @@ class Serial(Engine):
 
     def __init__(self, source: Source, arrays: SharedArrays, bunches: list[slice], limit: int | None, repeat: int):
         super().__init__()
-        self.bunches = bunches
+        self.bunches, self.source = bunches, source
         count = max(rows.stop for rows in bunches)
         self.envs = make_rows(source.make, range(count), arrays, limit, repeat)
 
@@ -76,7 +86,7 @@ class Serial(Engine):
             try:
                 self.envs.run(rows.start, rows.stop)
             except EnvFault as fault:
-                raise WorkerFailed(f"{fault} raised {_named(fault.__cause__)}.") from fault.__cause__
+                raise WorkerFailed(f"{self.source} raised {fault}.") from fault.__cause__
 
     def wait(self, wanted: Collection[int], enough: int) -> list[int]:
         return list(wanted)
@@ -99,14 +109,22 @@ class _Worker:
             pass_fds=(arrays.descriptor, inner_in, inner_out),
             stdin=subprocess.DEVNULL,
             env=environment,
+            start_new_session=True,  # signals of a terminal or to a group are for the world, which decides when to end
         )
         os.close(inner_in)
         os.close(inner_out)
         os.set_blocking(self.answers, False)
+        self.ended = _pidfd(self.process.pid)
+        """Readable when the process has ended, even if its forks hold the pipes (-1: not on this system)."""
         self.ready = False
         self.running: set[int] = set()
         self.since = time.monotonic()
         """When it last gave a sign of life, or was given something to do."""
+
+    @property
+    def descriptors(self) -> list[int]:
+        """What is readable when there is something to hear of it."""
+        return [self.answers] if self.ended < 0 else [self.answers, self.ended]
 
     def send(self, bunches: list[int]) -> None:
         if not self.running:
@@ -117,15 +135,22 @@ class _Worker:
 
     def stop(self, seconds: float = 0.0) -> None:
         """Hang up; it is killed if it has not ended after so many seconds."""
-        for descriptor in (self.commands, self.answers):
+        for descriptor in (self.commands, self.answers, self.ended):
             if descriptor >= 0:
                 os.close(descriptor)
-        self.commands = self.answers = -1
+        self.commands = self.answers = self.ended = -1
         try:
             self.process.wait(seconds) if seconds else self.process.kill()
         except subprocess.TimeoutExpired:
             self.process.kill()
         self.process.wait()
+
+
+def _pidfd(process: int) -> int:
+    try:
+        return os.pidfd_open(process)
+    except (AttributeError, OSError):
+        return -1
 
 
 class Fault(NamedTuple):
@@ -151,7 +176,8 @@ class Processes(Engine):
     ):
         """`shares[w]` are the rows of worker w, one range per turn; the bunches are numbered turn by turn."""
         super().__init__()
-        self.arrays, self.patience, self.restarts_left = arrays, patience, restarts
+        self.arrays, self.patience, self.restarts = arrays, patience, restarts
+        self.restarts_left = restarts
         self._source, self._limit, self._repeat = source, limit, repeat
         turns, count = len(shares[0]), len(shares)
         self.bunches = [shares[w][turn] for turn in range(turns) for w in range(count)]
@@ -176,6 +202,9 @@ class Processes(Engine):
         many = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
         return f"in {len(sizes)} worker process(es) with {many} envs each"
 
+    def renew(self) -> None:
+        self.restarts_left = self.restarts
+
     def _start(self, number: int) -> _Worker:
         worker = _Worker(
             Assignment(
@@ -193,8 +222,9 @@ class Processes(Engine):
             ),
             self.arrays,
         )
-        self._poll.register(worker.answers, select.POLLIN)
-        self._by_descriptor[worker.answers] = worker
+        for descriptor in worker.descriptors:
+            self._poll.register(descriptor, select.POLLIN)
+            self._by_descriptor[descriptor] = worker
         return worker
 
     def send(self, bunches: Sequence[int]) -> None:
@@ -224,9 +254,11 @@ class Processes(Engine):
             if worker is None:
                 continue
             try:
-                answers = os.read(descriptor, 64)
+                answers = os.read(worker.answers, 64)
             except BlockingIOError:
-                continue
+                if worker.process.poll() is None:
+                    continue
+                answers = b""
             if not answers:
                 self._replace(worker, self._how_it_died(worker))
             elif FAILED in answers:
@@ -260,12 +292,11 @@ class Processes(Engine):
         first_start = not worker.ready
         if first_start or self.restarts_left < 1:
             why = "" if first_start else " No restart is left (--restarts)."
-            raise WorkerFailed(text + why + (f"\n{fault.traceback}" if fault.traceback else ""))
+            raise WorkerFailed(text + why) from (WorkerTraceback(fault.traceback) if fault.traceback else None)
         self.restarts_left -= 1
-        print(
-            f"shoal: {text} It is started anew, the unfinished episodes of its envs are dropped; "
-            f"{self.restarts_left} restart(s) left.\n{fault.traceback}",
-            file=sys.stderr,
+        tell(
+            f"shoal: {text} It is started again with fresh seeds, the unfinished episodes of its envs are dropped; "
+            f"{self.restarts_left} restart(s) left."
         )
         fresh = self._start(worker.number)
         self.workers[worker.number] = fresh
@@ -290,24 +321,32 @@ class Processes(Engine):
         self.lost |= numbers
 
     def _drop(self, worker: _Worker) -> None:
-        self._poll.unregister(worker.answers)
-        del self._by_descriptor[worker.answers]
+        for descriptor in worker.descriptors:
+            self._poll.unregister(descriptor)
+            del self._by_descriptor[descriptor]
         worker.stop()
 
     def _how_it_died(self, worker: _Worker) -> Fault:
-        code = worker.process.wait()
-        if code < 0:
-            return Fault(f"was killed by {signal.Signals(-code).name}")
-        return Fault(f"ended by itself with exit code {code}")
+        try:
+            return Fault(how_it_ended(worker.process.wait(ENDING)))
+        except subprocess.TimeoutExpired:
+            return Fault("closed its pipe and was killed")
 
     def _what_it_said(self, worker: _Worker, answers: bytes) -> Fault:
         text = answers[answers.index(FAILED) + 1 :]
-        os.set_blocking(worker.answers, True)  # until it has ended
-        while more := os.read(worker.answers, 65536):
+        heard = select.poll()
+        for descriptor in worker.descriptors:
+            heard.register(descriptor, select.POLLIN)
+        while not text.endswith(b"\n"):
+            heard.poll(self.patience * 1e3)
+            try:
+                more = os.read(worker.answers, 65536)
+            except BlockingIOError:
+                more = b""
+            if not more:
+                return self._how_it_died(worker)
             text += more
-        told: dict[str, Any] = json.loads(text)
-        where = f" in env {told['env']} (seed {told['seed']})" if "env" in told else ""
-        return Fault(f"raised {told['error']}{where}", told["traceback"])
+        return Fault(**json.loads(text))
 
     def close(self) -> None:
         for worker in self.workers:
@@ -315,12 +354,8 @@ class Processes(Engine):
                 os.close(worker.commands)
                 worker.commands = -1
         for worker in self.workers:
-            worker.stop(2.0)
+            worker.stop(ENDING)
         self.workers.clear()
-
-
-def _named(error: BaseException | None) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def _ranges(rows: list[slice]) -> str:

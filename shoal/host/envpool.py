@@ -11,6 +11,7 @@ from shoal.host.envs import SINGLE, Team
 from shoal.host.native import VectorBatch
 from shoal.host.packing import pack_action, pack_observation
 from shoal.host.world import HostWorld
+from shoal.user_code import text_of
 
 
 class EnvPoolWorld(HostWorld):
@@ -55,7 +56,7 @@ def make_envpool(name: str, **settings: Any) -> Any:
     try:
         return envpool.make_gymnasium(name, **settings)
     except (TypeError, ValueError, AssertionError) as error:
-        raise ShoalError(f"envpool:{name} cannot be made: {error}") from None
+        raise ShoalError(f"envpool:{name} cannot be made: {text_of(error)}.") from None
 
 
 @cache

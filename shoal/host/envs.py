@@ -1,16 +1,24 @@
 """Stepping the envs of one process, one after the other, on rows of shared arrays. No torch here."""
 
+import contextlib
 import re
+import signal
+import time
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NoReturn
 
 from shoal.errors import ShoalError
 from shoal.host.memory import RESET, RESTART, STEP, Layout, SharedArrays
 from shoal.host.packing import PackedAction, PackedObservation, pack_action, pack_observation
+from shoal.user_code import UserCode, UserCodeError, is_fault, place_of, text_of
 
 SINGLE = "agent"
 """Name of the group of a world with one agent."""
+
+CLOSE_SECONDS = 10.0
+"""How long envs may take to close."""
 
 
 class Team:
@@ -22,6 +30,12 @@ class Team:
 
 def teams_of(env: Any) -> list[Team]:
     """The teams of an env: one agent, or PettingZoo's agents by their names up to the number."""
+    wanted = ("reset", "step", "observation_space", "action_space")
+    if absent := [name for name in wanted if not hasattr(env, name)]:
+        raise ShoalError(
+            f"An object of type {type(env).__name__} is neither a Gymnasium environment nor a parallel one of "
+            f"PettingZoo: it has no {' and no '.join(absent)}."
+        )
     if not is_parallel(env):
         space = env.action_space
         return [Team(SINGLE, [SINGLE], pack_observation(env.observation_space), pack_action(space))]
@@ -66,11 +80,51 @@ def layout_of(teams: list[Team], num_envs: int) -> Layout:
 
 
 class EnvFault(Exception):
-    """An env raised: which one, with what seed; its exception is the cause."""
+    """An env raised: what, which env, with what seed and where; its exception is the cause."""
 
-    def __init__(self, env: int, seed: int):
-        super().__init__(f"env {env} (seed {seed})")
-        self.env, self.seed = env, seed
+    def __init__(self, env: int, seed: int, error: BaseException, function: Any):
+        place = place_of(error, function)
+        super().__init__(f"{text_of(error)} in env {env} (seed {seed})" + (f", {place}" if place else ""))
+
+
+def own_class(env: Any) -> type:
+    """The class of an env inside its wrappers."""
+    return type(getattr(env, "unwrapped", env))
+
+
+def close_envs(envs: Iterable[Any]) -> None:
+    """Close envs; a close() that raises or hangs is a warning, since nothing that was computed is lost."""
+    end = time.monotonic() + CLOSE_SECONDS
+    for env in envs:
+        close = getattr(env, "close", None)
+        if close is None:
+            continue
+        own = own_class(env)
+        try:
+            with UserCode(f"{own.__name__}.close failed", getattr(own, "close", own)), _limited(end - time.monotonic()):
+                close()
+        except UserCodeError as problem:
+            warnings.warn(str(problem), stacklevel=2)
+
+
+@contextlib.contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in code that takes longer; only the main thread can be interrupted."""
+
+    def stop(number: int, frame: Any) -> NoReturn:
+        raise TimeoutError(f"it had not returned after {CLOSE_SECONDS:g} s")
+
+    try:
+        before = signal.signal(signal.SIGALRM, stop)
+    except ValueError:  # another thread
+        yield
+        return
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before or signal.SIG_DFL)
 
 
 class EnvRows(ABC):
@@ -107,16 +161,22 @@ class EnvRows(ABC):
     def _begin(self, row: int, seed: int | None) -> None:
         try:
             self._reset(row, seed)
-        except Exception as error:
-            raise EnvFault(row, int(self.seed[row])) from error
+        except BaseException as error:
+            self._blame(row, "reset", error)
+
+    def _blame(self, row: int, function: str, error: BaseException) -> NoReturn:
+        """Raise an EnvFault for what a function of an env raised, also by sys.exit; Ctrl-C passes."""
+        if isinstance(error, EnvFault) or not is_fault(error):
+            raise error
+        own = getattr(own_class(self.envs[row]), function, None)
+        raise EnvFault(row, int(self.seed[row]), error, own) from error
 
     @abstractmethod
     def _reset(self, row: int, seed: int | None) -> None:
         """Begin an episode and write its first observation."""
 
     def close(self) -> None:
-        for env in self.envs.values():
-            env.close()
+        close_envs(self.envs.values())
 
 
 class GymRows(EnvRows):
@@ -149,17 +209,28 @@ class GymRows(EnvRows):
                     truncated = True
                 if terminated or truncated:
                     write(observation, self.final[row])
-                    length[row] = 0
-                    observation, _ = envs[row].reset()
-                write(observation, self.observation[row])
+                    self._begin(row, None)
+                else:
+                    write(observation, self.observation[row])
                 rewards.append(reward)
                 ends.append(terminated)
                 cuts.append(truncated)
-        except Exception as error:
-            raise EnvFault(row, int(self.seed[row])) from error
-        self.reward[start:stop] = rewards
-        self.terminated[start:stop] = ends
-        self.truncated[start:stop] = cuts
+        except BaseException as error:
+            self._blame(row, "step", error)
+        try:
+            self.reward[start:stop] = rewards
+            self.terminated[start:stop] = ends
+            self.truncated[start:stop] = cuts
+        except (TypeError, ValueError):
+            self._write_each(start, rewards, ends, cuts)
+
+    def _write_each(self, start: int, *columns: list[Any]) -> None:
+        """Rewards and ends of single envs, to find the one whose cannot be written."""
+        for row, values in enumerate(zip(*columns, strict=True), start):
+            try:
+                self.reward[row], self.terminated[row], self.truncated[row] = values
+            except (TypeError, ValueError) as error:
+                self._blame(row, "step", error)
 
     def _reset(self, row: int, seed: int | None) -> None:
         env = self.envs[row]
@@ -175,8 +246,8 @@ class ZooRows(EnvRows):
         for row in range(start, stop):
             try:
                 self._step(row)
-            except Exception as error:
-                raise EnvFault(row, int(self.seed[row])) from error
+            except BaseException as error:
+                self._blame(row, "step", error)
 
     def _step(self, row: int) -> None:
         env, arrays = self.envs[row], self.arrays
@@ -215,7 +286,7 @@ class ZooRows(EnvRows):
         cut = cut or (over and any(cuts.get(agent, False) and not ends.get(agent, False) for agent in playing))
         self.terminated[row], self.truncated[row] = over and not cut, cut
         if over:
-            self._reset(row, None)
+            self._begin(row, None)
 
     def _reset(self, row: int, seed: int | None) -> None:
         env = self.envs[row]

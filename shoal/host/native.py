@@ -12,8 +12,9 @@ import numpy as np
 
 from shoal.errors import ShoalError
 from shoal.host.engines import Engine
-from shoal.host.envs import SINGLE
+from shoal.host.envs import SINGLE, close_envs, own_class
 from shoal.host.memory import HOLD, RESET, STEP, SharedArrays
+from shoal.user_code import UserCode
 
 Made = TypeVar("Made")
 
@@ -123,20 +124,27 @@ class Native(Engine):
         self._pool = ThreadPoolExecutor(len(batches)) if len(batches) > 1 else None
         self._running: dict[int, Future] = {}
         """Bunches that a thread of the pool waits for."""
+        own = own_class(batches[0].vector)
+        self._code = UserCode(f"The native batch {own.__name__} failed", own, (ShoalError,), exit_code=1)
 
     def describe(self) -> str:
         many = f"{len(self.batches)} native batches" if len(self.batches) > 1 else "a native batch"
         return f"in {many} ({type(self.batches[0].vector).__name__}, {self.threads} thread(s))"
 
     def send(self, bunches: Sequence[int]) -> None:
-        for bunch in bunches:
-            batch = self.batches[bunch]
-            if batch.sends or self._pool is None:
-                batch.send()
-            else:
-                self._running[bunch] = self._pool.submit(batch.run)
+        with self._code:
+            for bunch in bunches:
+                batch = self.batches[bunch]
+                if batch.sends or self._pool is None:
+                    batch.send()
+                else:
+                    self._running[bunch] = self._pool.submit(batch.run)
 
     def wait(self, wanted: Collection[int], enough: int) -> list[int]:
+        with self._code:
+            return self._wait(wanted, enough)
+
+    def _wait(self, wanted: Collection[int], enough: int) -> list[int]:
         found = []
         if enough >= len(wanted):  # all of them: no need for anybody else to wait
             for bunch in wanted:
@@ -160,8 +168,7 @@ class Native(Engine):
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown()
-        for batch in self.batches:
-            batch.vector.close()
+        close_envs(batch.vector for batch in self.batches)
 
 
 def pack_seeds(seed: int, first_env: int, count: int) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, excerpt
 
 Write = Callable[[Any, np.ndarray], None]
 Read = Callable[[np.ndarray], Any]
@@ -91,9 +91,10 @@ class PackedAction:
 
 def pack_observation(space: spaces.Space) -> PackedObservation:
     """How to store observations of a Gymnasium space."""
+    leaves = _leaves(space, "")
+    _refuse_empty("observation", space, sum(math.prod(shape) for _, shape, _ in leaves))
     if isinstance(space, spaces.Box):
         return _pack_box(space)
-    leaves = _leaves(space, "")
     sizes = [math.prod(shape) for _, shape, _ in leaves]
     ends = np.cumsum(sizes).tolist()
     writes = [(write, end - size, end) for (_, _, write), size, end in zip(leaves, sizes, ends, strict=True)]
@@ -105,6 +106,11 @@ def pack_observation(space: spaces.Space) -> PackedObservation:
     several = isinstance(space, (spaces.Dict, spaces.Tuple))
     parts = tuple((name, shape) for name, shape, _ in leaves) if several else ()
     return PackedObservation((ends[-1],), "float32", -math.inf, math.inf, parts, write)
+
+
+def _refuse_empty(what: str, space: spaces.Space, size: int) -> None:
+    if not size:
+        raise ShoalError(f"An {what} must hold at least one number, but {excerpt(space)} holds none.")
 
 
 def _pack_box(space: spaces.Box) -> PackedObservation:
@@ -169,6 +175,7 @@ def pack_action(space: spaces.Space) -> PackedAction:
         choices = lambda rows: rows.astype(np.int64) + start  # noqa: E731
         return PackedAction((Choice((int(space.n),)),), True, choices, choices)
     parts, reads = _action_parts(space, "")
+    _refuse_empty("action", space, len(parts))
     if len(parts) == 1 and isinstance(parts[0], Numbers):
         read = reads[0]
         return _row_by_row(parts, lambda row: read(row.reshape(-1)))
@@ -226,6 +233,7 @@ def _action_box(space: spaces.Box) -> tuple[list[Choice | Numbers], list[Read]]:
     """Bounds that differ between elements are scaled from -1 to 1; where one is missing, actions are clipped."""
     low, high, dtype, shape = space.low.reshape(-1), space.high.reshape(-1), space.dtype, space.shape
     outer = space.shape or (1,)
+    _refuse_empty("action", space, low.size)
     same = bool((low == low[0]).all() and (high == high[0]).all())
     if same:
         numbers = Numbers(outer, float(low[0]), float(high[0]))

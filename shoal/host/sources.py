@@ -9,8 +9,9 @@ from typing import Any
 
 import gymnasium
 
-from shoal.errors import ShoalError, unknown
+from shoal.errors import ShoalError, excerpt, unknown
 from shoal.extras import import_extra, needs_extras
+from shoal.user_code import LONGEST, UserCode
 from shoal.worlds import load_object
 
 
@@ -31,22 +32,19 @@ class Source:
         kwargs = json.loads(self.kwargs)
         if self.render:
             kwargs["render_mode"] = "rgb_array"
-        try:
+        wanted = f" with {excerpt(self.kwargs)}" if self.kwargs != "{}" else ""
+        maker = load_object(self.name, "environment") if self.kind == "own" else self.name
+        with UserCode(f"{self} cannot be made{wanted}", maker):
             if self.kind != "own":
-                with needs_extras(f"{self.kind}:{self.name}"):
+                with needs_extras(str(self)):
                     return _make_gym(self.name, kwargs) if self.kind == "gym" else _make_zoo(self.name, kwargs)
-            maker = load_object(self.name, "environment")
             takes = inspect.signature(maker).parameters
             if "render_mode" not in takes and not any(p.kind is p.VAR_KEYWORD for p in takes.values()):
                 kwargs.pop("render_mode", None)
             return maker(**kwargs)
-        except ShoalError:
-            raise
-        except Exception as error:
-            wanted = f" with {self.kwargs}" if self.kwargs != "{}" else ""
-            raise ShoalError(
-                f"{self.kind}:{self.name} cannot be made{wanted}: {type(error).__name__}: {_first_line(error)}"
-            ) from error
+
+    def __str__(self) -> str:
+        return self.name if self.kind == "own" else f"{self.kind}:{self.name}"
 
     @property
     def max_steps(self) -> int | None:
@@ -102,4 +100,4 @@ def _zoo_module(name: str) -> Any:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return excerpt((str(error).strip().splitlines() or [type(error).__name__])[0], LONGEST)

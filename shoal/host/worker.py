@@ -3,28 +3,32 @@
     python -m shoal.host.worker ASSIGNMENT
 
 It talks to its world through two pipes. A byte b in: run bunch b; the same byte out: done. When its envs are made it
-says READY; if one of them raises, FAILED and, as JSON, what happened. It ends when the world closes the pipe, so no
-worker outlives its world.
+says READY; if one of them raises, FAILED and what happened, a line of JSON. It ends when the world closes the pipe, so
+no worker outlives its world.
 """
 
 import json
 import os
 import select
-import signal
 import sys
+import threading
 import time
 import traceback
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from shoal.host.memory import Layout, SharedArrays
 from shoal.host.sources import Source
+from shoal.streams import standard_streams
+from shoal.user_code import describe, text_of
 
 READY, FAILED = 254, 255
 
 AWAKE = 1e-3
 """Seconds that a worker asks again and again for what to do, before it sleeps until it is told."""
+
+ENDING = 2.0
+"""Seconds that a worker has to end once its world has hung up."""
 
 
 @dataclass(frozen=True)
@@ -75,9 +79,9 @@ def work(job: Assignment) -> None:
                 envs.run(*job.bunches[bunch])
                 os.write(job.answers, bytes([bunch]))
     except EnvFault as fault:
-        _report(job, fault.__cause__ or fault, env=fault.env, seed=fault.seed)
+        _report(job, f"raised {fault}", fault.__cause__ or fault)
     except Exception as error:
-        _report(job, error)
+        _report(job, f"failed: {describe(error)}", error)
 
 
 def _next(descriptor: int, listen: select.poll, alert: bool) -> bytes:
@@ -88,16 +92,26 @@ def _next(descriptor: int, listen: select.poll, alert: bool) -> bytes:
     return os.read(descriptor, 64)
 
 
-def _report(job: Assignment, error: BaseException, **where: Any) -> None:
-    told = dict(where, error=f"{type(error).__name__}: {error}", traceback="".join(traceback.format_exception(error)))
-    os.write(job.answers, bytes([FAILED]) + json.dumps(told).encode())
+def _report(job: Assignment, text: str, error: BaseException) -> None:
+    told = dict(text=text, traceback="".join(traceback.format_tb(error.__traceback__)) + text_of(error))
+    os.write(job.answers, bytes([FAILED]) + json.dumps(told).encode() + b"\n")
+
+
+def _end_with_world(descriptor: int) -> None:
+    """End this process some time after the world has hung up, even if an env never ends its step."""
+    hung_up = select.poll()
+    hung_up.register(descriptor, 0)
+    hung_up.poll()
+    time.sleep(ENDING)
+    os._exit(1)
 
 
 def main() -> None:
     """Entry of the process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the world decides when to end
-    with suppress(BrokenPipeError):  # the world has hung up
-        work(Assignment.from_json(sys.argv[1]))
+    job = Assignment.from_json(sys.argv[1])
+    threading.Thread(target=_end_with_world, args=(job.commands,), daemon=True).start()
+    with standard_streams(), suppress(BrokenPipeError):  # the world has hung up
+        work(job)
 
 
 if __name__ == "__main__":

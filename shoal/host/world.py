@@ -19,11 +19,12 @@ from shoal.errors import ShoalError
 from shoal.extras import needs_extras
 from shoal.host.config import HostConfig, Schedule
 from shoal.host.engines import Engine, Processes, Serial, share_out, split
-from shoal.host.envs import Team, layout_of, teams_of
+from shoal.host.envs import Team, close_envs, layout_of, own_class, teams_of
 from shoal.host.memory import HOLD, RESET, RESTART, STEP, SharedArrays
 from shoal.host.native import NEXT_STEP, Made, Native, VectorBatch, giving_way, keep_on_cores, pack_seeds
 from shoal.host.sources import Source, gym_spec
 from shoal.host.spaces import action_space, observation_space
+from shoal.user_code import UserCode
 
 Rows = slice | np.ndarray
 """Some envs: a range, or their numbers."""
@@ -136,6 +137,7 @@ class HostWorld(World):
     def reset(self, seed: int = 0, first_env: int = 0, phase: int | None = None) -> Outputs:
         """Start all envs; `phase` in place of the setting."""
         engine = self._start()
+        engine.renew()
         self._seed, self._first_env = seed, first_env
         self._arrays["seed"][:] = pack_seeds(seed + 7919 * self._resumes, first_env, self.num_envs)
         self._arrays["order"][:] = RESET
@@ -521,7 +523,8 @@ class HostWorld(World):
             raise ShoalError(f"{self.kind}:{self.env_name} gives no picture: it has no render().") from None
         if image is None:
             raise ShoalError(f"{self.kind}:{self.env_name} gives no picture: its render() returned nothing.")
-        canvas.paste(np.asarray(image))
+        with UserCode(f"{self.kind}:{self.env_name} gives no picture", own_class(self.engine.envs.envs[env]).render):
+            canvas.paste(np.asarray(image))
 
     def _allocate(self) -> Outputs:
         n, device = self.num_envs, self.device
@@ -559,7 +562,8 @@ class GymWorld(HostWorld):
         kwargs = json.loads(self.config.env_kwargs)
         if self.limit is not None:
             kwargs["max_episode_steps"] = self.limit
-        return gymnasium.make_vec(self.env_name, count, vectorization_mode="vector_entry_point", **kwargs)
+        with UserCode(f"The native batch of {self.name} cannot be made", self.env_name):
+            return gymnasium.make_vec(self.env_name, count, vectorization_mode="vector_entry_point", **kwargs)
 
 
 def _kept_as(group: Group, frame_stack: int, observation_type: str) -> Group:
@@ -574,9 +578,14 @@ def _kept_as(group: Group, frame_stack: int, observation_type: str) -> Group:
 def _probe(source: Source) -> list[Team]:
     env = source.make()
     try:
-        return teams_of(env)
+        with UserCode(f"The spaces of {source} cannot be used", own_class(env)):
+            teams = teams_of(env)
+            for team in teams:
+                observation_space(team.observation)
+                action_space(team.action)
+            return teams
     finally:
-        env.close()
+        close_envs([env])
 
 
 def _rows(ranges: Sequence[slice]) -> Rows:

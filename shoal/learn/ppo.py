@@ -14,6 +14,10 @@ OTHER_PROCESS = 0x2545F491
 """From the seed of one process's shuffles to the next one's."""
 
 
+MOST_EPOCHS = 1000
+"""Each epoch has a launch of its own that orders its samples."""
+
+
 @dataclass(frozen=True)
 class PPOConfig(PolicyGradientConfig):
     """Settings of PPO."""
@@ -31,7 +35,7 @@ class PPOConfig(PolicyGradientConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        require("epochs", self.epochs, self.epochs >= 1, "at least 1")
+        require("epochs", self.epochs, 1 <= self.epochs <= MOST_EPOCHS, f"from 1 to {MOST_EPOCHS}")
         require("minibatches", self.minibatches, self.minibatches >= 1, "at least 1")
         require("clip", self.clip, self.clip > 0, "above 0")
         for name, value in (("clip-value", self.clip_value), ("target-kl", self.target_kl)):

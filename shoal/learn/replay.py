@@ -421,6 +421,13 @@ class Replay:
         bad = [n for n in own.keys() | state.keys() if n not in own or n not in state or state[n].shape != own[n].shape]
         if bad:
             raise ShoalError(f"The saved replay does not fit this one in: {', '.join(sorted(bad))}.")
+        largest = dict(head=self.steps - self.rollout.steps, filled=self.steps, final_count=2**31 - 1)
+        for name, most in largest.items():  # kernels index by these
+            low, high = (int(end) for end in state[name].aminmax())
+            if low < 0 or high > most or (name == "head" and high % self.rollout.steps):
+                raise ShoalError(
+                    f"The saved replay is damaged: {name} must be within 0 and {most}, got {low} to {high}."
+                )
         for name, tensor in own.items():
             tensor.copy_(state[name])
         if self.tree is not None:

@@ -7,6 +7,7 @@ round, so places fit whatever axis a mesh was kept in.
 
 import contextlib
 import gzip
+import io
 import json
 import math
 import os
@@ -21,7 +22,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from shoal.errors import ShoalError, make_folder, missing, writing
+from shoal.errors import ShoalError, excerpt, make_folder, missing, writing
 from shoal.nav.ground import SMALLEST_REGION, GroundMemory
 from shoal.nav.queries import Pathfinder
 from shoal.scene.load import ENDINGS
@@ -38,6 +39,12 @@ RADIUS = 0.2
 
 UPRIGHT = 0.999
 """Cosine of the most that a start may lean: an agent turns about the upward axis only."""
+
+LONGEST_ID = 200
+"""Characters of an episode's id: all ids of a scene take as much memory as its longest."""
+
+LARGEST_TEXT = 2**31
+"""Bytes of an episode file once decompressed."""
 
 BATCH, STARTS = 64, 16
 """Goals that are drawn at a time, and starts that are tried for each."""
@@ -82,7 +89,7 @@ class Episodes:
 
     def refuse(self, which: int, why: str) -> NoReturn:
         """One of them cannot be played."""
-        raise ShoalError(f"{self.file or 'An episode'}: episode {self.ids[which]} of {self.scene} {why}.")
+        raise ShoalError(f"{self.file or 'An episode'}: episode {self.ids[which]} of {excerpt(self.scene)} {why}.")
 
 
 @lru_cache(4096)
@@ -170,7 +177,7 @@ def _by_name(scenes: Sequence[str]) -> dict[str, str]:
 
 def _listed(names: Sequence[str], most: int = 5) -> str:
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    return ", ".join(map(excerpt, names[:most])) + more
 
 
 def _files(path: Path) -> tuple[list[Path], list[Path]]:
@@ -236,7 +243,7 @@ def _entries(file: Path) -> list:
         data = file.read_bytes()
         if not data:
             raise ShoalError(f"{file} is empty (0 bytes).")
-        content = json.loads(gzip.decompress(data) if file.name.endswith(".gz") else data)
+        content = json.loads(_decompressed(file, data) if file.name.endswith(".gz") else data)
     except gzip.BadGzipFile:
         raise ShoalError(f"{file} is not compressed by gzip, as its name says; call it .json if it is plain.") from None
     except (EOFError, zlib.error) as error:
@@ -251,11 +258,26 @@ def _entries(file: Path) -> list:
     return entries
 
 
-def _row(file: Path, number: int, entry: Any) -> tuple[str, tuple]:
+def _decompressed(file: Path, data: bytes) -> bytes:
+    """In pieces: a small file may claim any size."""
+    pieces, total = [], 0
+    with gzip.open(io.BytesIO(data)) as text:
+        while piece := text.read(2**20):
+            total += len(piece)
+            if total > LARGEST_TEXT:
+                raise ShoalError(f"{file} holds more than {LARGEST_TEXT:,} bytes once decompressed: split it.")
+            pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _row(file: Path, place: int, entry: Any) -> tuple[str, tuple]:
     """Scene, and (id, start, rotation, goal, radius, distance) of one episode, in the file's axes."""
-    name = f"{file}: episode number {number}"
+    name = f"{file}: episode number {place}"
     entry = _object(name, "", entry)
-    name = f"{file}: episode {_given(name, entry, 'episode_id')}"
+    number = _given(name, entry, "episode_id")
+    if not isinstance(number, (str, int)) or len(str(number)) > LONGEST_ID:
+        raise ShoalError(f"{name}: episode_id is {_short(number)}, not an id of at most {LONGEST_ID} characters.")
+    name = f"{file}: episode {excerpt(number)}"
     scene = _given(name, entry, "scene_id")
     if not isinstance(scene, str) or not scene_name(scene):
         raise ShoalError(f"{name}: scene_id is {_short(scene)}, not the name of a scene.")
@@ -273,7 +295,7 @@ def _row(file: Path, number: int, entry: Any) -> tuple[str, tuple]:
     if 1 - 2 * (rotation[0] ** 2 + rotation[2] ** 2) < UPRIGHT:
         raise ShoalError(f"{name}: start_rotation {_short(rotation)} leans; agents turn about y only.")
     return scene, (
-        str(entry["episode_id"]),
+        str(number),
         _vector(name, "start_position", _given(name, entry, "start_position"), 3),
         rotation,
         _vector(name, "goals[0].position", _given(name, goal, "position", "goals[0]."), 3),
@@ -314,8 +336,7 @@ def _length(name: str, field: str, value: Any, default: float) -> float:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return excerpt(repr(value), 80)
 
 
 def _joined(parts: list[Episodes]) -> Episodes:
@@ -477,6 +498,7 @@ def make_episodes(
     seed: int = 0,
     up: str = "auto",
     scale: float = 1.0,
+    strict: bool = False,
     device: str | torch.device = "cpu",
     cell: float = 0.1,
 ) -> Iterator[str]:
@@ -486,7 +508,7 @@ def make_episodes(
     scenes = _by_name(expand(sources)).values()
     write_episodes(folder, split, [])  # what cannot be written is told before the work
     for source in scenes:
-        packed = prepare(source, up, scale, device)
+        packed = prepare(source, up, scale, device, strict)
         memory = SceneMemory.holding([packed], device)
         cells = GroundMemory.cells_for([packed], cell, memory.device, goals=BATCH)
         finder = Pathfinder(GroundMemory(memory, cells, cell=cell))

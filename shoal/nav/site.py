@@ -29,7 +29,7 @@ class Site:
         self, sources: list[str], envs: int, resident: int, goals: int, device: torch.device, seed: int,
         period: int, body: Body, cell: float, limit: int | None, up: str, scale: float,
         episodes: Mapping[str, Episodes] | None = None, measured_from: Literal["goals", "starts"] = "goals",
-        ways: tuple[float, float] | None = None,
+        ways: tuple[float, float] | None = None, strict: bool = False,
     ):  # fmt: skip
         """Fields are `measured_from` the goals of episodes, or from where they start.
 
@@ -39,8 +39,9 @@ class Site:
         if episodes is not None:
             check_scenes(episodes, sources)
         self.pool = ScenePool(
-            sources, envs, resident, device=device, limit=limit, period=period, seed=seed, up=up, scale=scale
-        )
+            sources, envs, resident, device=device, limit=limit, period=period, seed=seed, up=up, scale=scale,
+            strict=strict,
+        )  # fmt: skip
         self.rng = torch.Generator().manual_seed(seed)
         memory = self.pool.memory
         first = [memory.scene(row) for row in range(memory.rows) if memory.scene(row)]

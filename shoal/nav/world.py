@@ -73,6 +73,8 @@ class NavConfig:
     """Upward axis of mesh files."""
     scale: float = 1.0
     """Metres per unit of mesh files."""
+    strict: bool = False
+    """Refuse mesh files whose textures are missing, instead of a warning."""
     resident: int = 16
     """Scenes on the device at a time."""
     swap: int = 8
@@ -369,6 +371,7 @@ class NavWorld(KernelWorld):
             episodes,
             "goals" if self.goals_shown else "starts",
             self.ways if episodes is None else None,
+            config.strict,
         )
         self._tables.update(self._site.tables())
         self._settings["ground"] = self._site.ground.ground

@@ -7,7 +7,7 @@ from torch import nn
 
 from shoal.core.launch import Plan
 from shoal.core.world import Group
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, excerpt
 from shoal.policy.core import CoreMaker
 from shoal.policy.mlp import MLP, Torso
 from shoal.policy.normalise import RunningMoments
@@ -126,12 +126,16 @@ def _numbers(torso: nn.Module, shape: tuple[int, ...]) -> int:
 
 
 def feature_size(torso: nn.Module, shape: tuple[int, ...]) -> int:
-    """The width of a torso's output, found by showing it one observation."""
+    """The width of a torso's output, found by showing it two observations."""
+    if not isinstance(torso, nn.Module):
+        raise ShoalError(f"The policy network must be a torch.nn.Module, got {excerpt(torso)}.")
+    batch = 2
     with torch.no_grad():
-        out = torso(torch.zeros(1, *shape))
-    if not isinstance(out, torch.Tensor) or out.ndim != 2 or out.shape[0] != 1:
-        got = tuple(out.shape) if isinstance(out, torch.Tensor) else type(out).__name__
+        out = torso(torch.zeros(batch, *shape))
+    if not isinstance(out, torch.Tensor) or out.ndim != 2 or out.shape[0] != batch or not out.is_floating_point():
+        got = f"{tuple(out.shape)} of {out.dtype}" if isinstance(out, torch.Tensor) else type(out).__name__
         raise ShoalError(
-            f"The policy network must map [batch, {', '.join(map(str, shape))}] to [batch, features]; got {got}."
+            f"The policy network must map floats [batch, {', '.join(map(str, shape))}] to floats [batch, features]; "
+            f"a batch of {batch} gave {got}."
         )
     return out.shape[1]

@@ -10,6 +10,7 @@ from shoal.errors import ShoalError
 from shoal.learn import DDPGConfig, QConfig
 from shoal.policy import ActorCritic, ContinuousQPolicy, Policy, QPolicy, Torso, choose_torso, core_maker
 from shoal.run.config import Job
+from shoal.user_code import UserCode
 from shoal.worlds import load_object, world_class
 
 
@@ -26,7 +27,9 @@ def make_world(
     seen_to = {name: getattr(job.train, name) for name in cls.inside}
     if seen_to.get("time_limit") and "action_repeat" not in cls.inside:  # it counts choices, a world its own steps
         seen_to["time_limit"] *= job.train.action_repeat
-    world = wrapped(job, cls(num_envs or job.train.num_envs, job.train.device, config, **seen_to))
+    with UserCode(f"The world {job.world} cannot be made", cls, (ShoalError,)):
+        inner = cls(num_envs or job.train.num_envs, job.train.device, config, **seen_to)
+    world = wrapped(job, inner)
     kept = getattr(torch, job.train.observation_type)
     as_they_are = kept == torch.float32 or all(g.observation.dtype != torch.float32 for g in world.groups)
     return world if as_they_are or "observation_type" in world.inside else KeepAs(world, kept)
@@ -57,7 +60,13 @@ def make_policies(job: Job, world: World) -> dict[str, Policy]:
 
 def _make_policy(job: Job, group: Group) -> Policy:
     """The kind of policy that the job's learner makes better."""
-    config, torso = job.train, make_torso(job, group)
+    torso = make_torso(job, group)
+    with UserCode(f"The network {job.train.policy} cannot be used", torso):
+        return _policy_with(job, group, torso)
+
+
+def _policy_with(job: Job, group: Group, torso: Torso) -> Policy:
+    config = job.train
     if isinstance(job.learn, DDPGConfig):
         return ContinuousQPolicy(group, torso, config.normalise_observation, **job.learn.head())
     core = core_maker(config.core, config.core_size, config.core_layers)

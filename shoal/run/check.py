@@ -1,8 +1,8 @@
 """Checking a world: what its author may have overlooked, found by walking copies of it side by side.
 
 Every copy takes the same random actions and is held against the first one after each step, array by array: the same
-once more, a smaller batch, a slice of the batch, the other device, one that goes on from a saved state. Rules
-(`check_rules.py`) look at the first copy alone. Before all that, another process looks for indices out of range
+once more, a smaller batch, envs drawn at random for each step, the other device, one that goes on from a saved state.
+Rules (`check_rules.py`) look at the first copy alone. Before all that, another process looks for indices out of range
 (`check_debug.py`), which might bring this one down.
 """
 
@@ -109,9 +109,13 @@ class Copy:
     hint: str
     """What an author should look for."""
     world: KernelWorld
-    rows: slice
+    rows: torch.Tensor
+    """int64 [its envs]: which envs of the first copy it holds."""
     start: int = 0
     """The step before which it takes over the first one's state; 0 means a reset of its own."""
+    redraws: bool = False
+    """Before each step it takes over the state of envs drawn at random: a dependence shows up when it acts, however
+    rare that is, since every env has other neighbors then."""
     rounds: bool = False
     """Its floats may differ by rounding, being another device's."""
     problem: str = ""
@@ -127,6 +131,8 @@ class Walk:
         self.fresh = self._another(options.envs)
         """Begins each episode in arrays that know nothing of the one before."""
         self.other_seed = self._another(options.envs)
+        self.draws = torch.Generator().manual_seed(options.seed)
+        """Of envs for copies that redraw theirs; the actions have another generator."""
         every = (rules.check_spaces, rules.check_counters, rules.check_masks, rules.check_alive, rules.check_somebody)
         self.breaches: dict[Callable[[Moment], str], str] = dict.fromkeys(every, "")
         self.shown = [*base.state, *(array_name(base.groups, g, "observation") for g in base.groups)]
@@ -141,15 +147,14 @@ class Walk:
     def _copies(self) -> tuple[list[Copy], str]:
         """What is compared with the first copy, and why another device is not, if so."""
         n = self.options.envs
-        few, start = max(1, n // 8), max(1, n // 3)
-        stop = start + max(1, n // 5)
+        few, every = max(1, n // 8), torch.arange(n)
         again = Copy(
             topic="determinism",
             fine="the same seed and actions give the same numbers",
             here="the second time",
             hint="something is used that is neither in the store nor one of the world's random numbers",
             world=self._another(n),
-            rows=slice(0, n),
+            rows=every,
         )
         smaller = Copy(
             topic="batch size",
@@ -157,15 +162,25 @@ class Walk:
             here=f"in a batch of {few}",
             hint="an env depends on others of its batch",
             world=self._another(few),
-            rows=slice(0, few),
+            rows=every[:few],
         )
-        part = Copy(
+        single = Copy(
+            topic="single envs",
+            fine="an env does the same alone",
+            here="alone",
+            hint="an env depends on others of its batch",
+            world=self._another(1),
+            rows=every[-1:],
+            redraws=True,
+        )
+        shuffled = Copy(
             topic="slices",
-            fine=f"envs {start} to {stop - 1} do the same in a batch of their own",
-            here=f"in a batch that begins with env {start}",
-            hint="an env depends on its place in the batch",
-            world=self._another(stop - start),
-            rows=slice(start, stop),
+            fine="envs do the same among other neighbors",
+            here="among other neighbors",
+            hint="an env depends on others of its batch, or on its place there",
+            world=self._another(n - 1),
+            rows=every[1:],
+            redraws=True,
         )
         loaded = Copy(
             topic="saved state",
@@ -173,12 +188,12 @@ class Walk:
             here="after loading the state",
             hint="the world keeps something outside of its store",
             world=self._another(n),
-            rows=slice(0, n),
+            rows=every,
             start=max(1, self.options.steps // 2),
         )
         copies = [again, smaller]
         if self.base.resumable:
-            copies += [part, loaded]
+            copies += [single, shuffled, loaded]
         if self.base.device.type == "cpu":
             return copies, "--device cpu" if torch.cuda.is_available() else "there is no GPU here"
         if not self.base.resumable:
@@ -191,7 +206,7 @@ class Walk:
             here="on the CPU",
             hint="that is more than rounding",
             world=self._another(n, "cpu"),
-            rows=slice(0, n),
+            rows=every,
             rounds=True,
         )
         return [*copies, other_device], ""
@@ -210,9 +225,6 @@ class Walk:
             for step in range(1, self.options.steps + 1):
                 noise = draw(self.base, generator)
                 actions = to_actions(self.base, noise, self.base.outputs)
-                for copy in self.copies:
-                    if copy.start == step or copy.rounded:
-                        copy.world.load_state_dict(self.base.state_dict())
                 if not self.seeds_differ:
                     take(self.other_seed, to_actions(self.base, noise, self.other_seed.outputs))
                 take(self.base, actions)
@@ -236,10 +248,15 @@ class Walk:
     def _advance(self, copy: Copy, m: Moment, actions: Arrays) -> None:
         """Take the same step in a copy, and compare: the author's own arrays first, where a difference begins."""
         try:
-            if m.step:
-                take(copy.world, actions, copy.rows)
+            if m.step == 0:
+                copy.world.reset(self.options.seed, int(copy.rows[0]))
             else:
-                copy.world.reset(self.options.seed, copy.rows.start)
+                if copy.redraws:
+                    drawn = torch.randperm(self.options.envs, generator=self.draws)
+                    copy.rows = drawn[: copy.world.num_envs]
+                if copy.redraws or copy.rounded or copy.start == m.step:
+                    copy.world.load_state_dict({name: tensor[copy.rows] for name, tensor in m.before.items()})
+                take(copy.world, actions, copy.rows)
         except Exception as error:
             copy.problem = f"{copy.here}, at step {m.step}, it raised {told(error, type(self.base))}"
             return
@@ -257,7 +274,7 @@ class Walk:
             return
         name, *others = wrong
         index = first_index(wrong[name])
-        mine_at = (index[0] + copy.rows.start, *index[1:])
+        mine_at = (int(copy.rows[index[0]]), *index[1:])
         values = f"{m.now[name][mine_at].item()}, but {other[name][index].item()} {copy.here}"
         text = f"{m.place(name, mine_at)} is {values}"
         if apart:
@@ -301,7 +318,9 @@ class Walk:
             else:
                 yield Finding("ok", f"{copy.topic}: {copy.fine}")
         if not self.base.resumable:
-            yield Finding("note", "slices, saved state: left out; another batch has other scenes, and begins anew")
+            yield Finding(
+                "note", "single envs, slices, saved state: left out; another batch has other scenes, and begins anew"
+            )
         if self.no_devices:
             yield Finding("note", f"devices: GPU against CPU was left out ({self.no_devices})")
         yield self._verdict(rules.check_counters, "resets", "after an end, and only then, a new episode begins")

@@ -4,6 +4,7 @@ The walk has a process of its own, since such an index ends it. It is made by ru
 """
 
 import ast
+import importlib
 import os
 import signal
 import subprocess
@@ -58,6 +59,14 @@ def _address(cls: type[KernelWorld]) -> str:
     return f"{place}:{cls.__qualname__}" if place else ""
 
 
+def _class_at(address: str) -> type[KernelWorld]:
+    """The class at an address: a world's name, or what `_address` gave in the process that asks."""
+    module, _, name = address.rpartition(":")
+    if not module or module.endswith(".py"):
+        return world_class(address)
+    return getattr(importlib.import_module(module), name)
+
+
 def _walk_elsewhere(words: list[str]) -> tuple[int, str, str]:
     """Exit code of such a walk, the last line it wrote, and the line that says what went wrong."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
@@ -89,7 +98,7 @@ def spelled(cls: Any, say: Callable[[str], None]) -> Any:
 def main(name: str, settings: str, device: str, steps: str, seed: str, spell: str) -> None:
     """Walk in debug mode and say how many steps it took, or (`spell`) at which function and step it is."""
     wp.config.mode = "debug"
-    cls = world_class(name)
+    cls = _class_at(name)
     step = 0
 
     def say(function: str) -> None:

@@ -1,17 +1,14 @@
 """What must hold in any world: rules about its arrays after a step, and random actions to get there."""
 
 import math
-import sys
-import traceback
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import torch
 
 from shoal.core.spaces import Box, Discrete, Mixed, MultiDiscrete
 from shoal.core.world import Group, Outputs, World
-from shoal.errors import ShoalError
+from shoal.user_code import UserCodeError, describe
 
 Arrays = dict[str, torch.Tensor]
 
@@ -84,13 +81,11 @@ def on_host(arrays: Arrays) -> Arrays:
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in arrays.items()}
 
 
-def told(error: Exception, cls: type) -> str:
+def told(error: BaseException, cls: type) -> str:
     """An error in one line, with the author's line that raised it."""
-    home = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == home]
-    place = f" ({Path(str(home)).name}, line {lines[-1]})" if lines else ""
-    kind = "" if isinstance(error, ShoalError) else f"{type(error).__name__}: "
-    return f"{kind}{' '.join(str(error).split())}{place}"
+    if isinstance(error, UserCodeError) and error.__cause__ is not None:
+        error = error.__cause__
+    return describe(error, cls)
 
 
 # --- random actions ---------------------------------------------------------------------------------------------------
@@ -132,7 +127,7 @@ def _mixed(part: Discrete | MultiDiscrete | Box, noise: torch.Tensor) -> torch.T
     return (noise * torch.tensor([part.n] if isinstance(part, Discrete) else part.nvec)).floor()
 
 
-def take(world: World, actions: Arrays, rows: slice = slice(None)) -> None:
+def take(world: World, actions: Arrays, rows: slice | torch.Tensor = slice(None)) -> None:
     """One step with these rows of the actions."""
     world.step({name: tensor[rows].to(world.device) for name, tensor in actions.items()})
 

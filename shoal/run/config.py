@@ -10,8 +10,10 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import tyro
 
-from shoal.core.settings import check_settings
+from shoal.core.settings import check_settings, make_settings
 from shoal.errors import ShoalError, excerpt, unknown
+from shoal.run.files import read_json
+from shoal.user_code import UserCode
 from shoal.worlds import full_path, kind_of_world, world_class
 
 
@@ -232,6 +234,9 @@ POLICY_SETTINGS = (
 )
 """Settings of a run that make a policy; like the learner's, they can differ between groups."""
 
+CONFIG = "config.json"
+"""The file of a run folder that holds its settings."""
+
 NOT_SAVED = {"run_dir", "trust"}
 """Settings of a run that belong to one command, not to its folder."""
 
@@ -253,7 +258,9 @@ class Job:
     @property
     def groups(self) -> tuple[Any, ...]:
         """Who acts."""
-        return world_class(self.world).groups_of(self.world_config)
+        cls = world_class(self.world)
+        with UserCode(f"The groups of {self.world} cannot be read", cls):
+            return cls.groups_of(self.world_config)
 
     def teams(self) -> dict[str, list[Any]]:
         """Name of a policy -> the groups it acts for."""
@@ -379,10 +386,8 @@ def make_job(world: str, **overrides: Any) -> Job:
             value = AUTO
         elif key in ("total_steps", "num_envs", "rollout", "checkpoint_every") and value is not None:
             value = to_count(key, value)
-        if key in ("per_group", "freeze", "load"):
-            value = (value,) if isinstance(value, str) else tuple(value)
-        if key == "run_dir" and value is not None:
-            value = Path(value)
+        if key in ("per_group", "freeze", "load") and isinstance(value, str):
+            value = (value,)
         if key in run_names:
             run[key] = value
         elif key in learn_names:
@@ -396,14 +401,17 @@ def make_job(world: str, **overrides: Any) -> Job:
             raise unknown(f"setting of {world}", key, world_names)
     chosen = run["per_group"] if "per_group" in overrides else ()
     run["per_group"] = _joined(shipped, chosen, overrides)
-    job = Job(
-        full_path(world), TrainConfig(**run), LEARNERS[algo][0](**learn), cls.Config(**{**sizes, **world_overrides})
-    )
-    return _settled(job, device)
+    world_config = make_settings(cls.Config, {**sizes, **world_overrides}, "world.")
+    return _settled(Job(full_path(world), TrainConfig(**run), LEARNERS[algo][0](**learn), world_config), device)
 
 
 def parse_job(world: str, arguments: list[str], command: str = "shoal train") -> Job:
     """A job from the command line: flags over the tuned settings of the world, the learner and the device."""
+    with UserCode(f"The settings of {world} cannot be read", world_class(world).Config, (SystemExit,)):
+        return _parsed(world, arguments, command)
+
+
+def _parsed(world: str, arguments: list[str], command: str) -> Job:
     from shoal.learn import LEARNERS
 
     cls = world_class(world)
@@ -492,11 +500,11 @@ def load_job(folder: Path, trust: bool = False) -> Job:
     from shoal.learn import LEARNERS
     from shoal.run.trust import check_code
 
-    path = folder / "config.json"
-    if not path.is_file():
+    path = folder / CONFIG
+    if not os.path.lexists(path):
         raise ShoalError(f"{folder} is not a run: it has no config.json.")
     try:
-        parts = json.loads(path.read_text())
+        parts = read_json(path)
         world, train, learn, world_config = _parts_of(path, parts)
         kind_of_world(world)
         check_code(path, parts, trust)
@@ -506,9 +514,7 @@ def load_job(folder: Path, trust: bool = False) -> Job:
             _check_names(path, name, values, kind)
         _check_names(path, "world_config", world_config, cls.Config)
         train.update(run_dir=folder, trust=trust)
-        job = Job(world, TrainConfig(**train), learn_class(**learn), cls.Config(**world_config))
-        check_settings(job.world_config)
-        return job
+        return Job(world, TrainConfig(**train), learn_class(**learn), make_settings(cls.Config, world_config, "world."))
     except ShoalError as error:
         raise ShoalError(str(error) if str(folder) in str(error) else f"{path}: {error}") from None
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError, OSError) as error:

@@ -18,6 +18,7 @@ from shoal.policy import ActorCritic, Policy, mlp_torso
 from shoal.run.build import make_world
 from shoal.run.collect import action_noise
 from shoal.run.config import Job
+from shoal.run.metrics import finite
 
 EVALUATION_SEED = 1_000_003
 """Added to a run's seed, so that evaluation never replays the episodes it was trained on."""
@@ -125,7 +126,7 @@ class Evaluation(dict[str, Score]):
         """Everything there is, scores and single episodes."""
         scenes = {scene: _plain(scores) for scene, scores in self.by_scene.items()}
         whole = dict(groups=_plain(self), reports=_plain(self.reports), scenes=scenes, episodes=self.episodes)
-        return json.dumps(_finite(whole), indent=1, allow_nan=False) + "\n"
+        return json.dumps(finite(whole), indent=1, allow_nan=False) + "\n"
 
     def save(self, path: Path | str) -> Path:
         """Write everything there is as a .json file."""
@@ -342,15 +343,6 @@ def _score(values: torch.Tensor, lengths: torch.Tensor, rate: bool | None = None
 def _number(value: float, digits: int = 3) -> str:
     """A number in few digits, without powers of ten unless it is huge."""
     return f"{value:.0f}" if 10**digits <= abs(value) < 1e7 else f"{value:.{digits}g}"
-
-
-def _finite(value: Any) -> Any:
-    """The same for JSON, which has no word for what is not a number."""
-    if isinstance(value, Mapping):
-        return {name: _finite(part) for name, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _plain(scores: Mapping[str, Score]) -> dict[str, dict[str, Any]]:

@@ -2,21 +2,28 @@
 
 import contextlib
 import fcntl
-import json
+import itertools
 import os
 import platform
 import re
-import shutil
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 
-from shoal.errors import ShoalError
-from shoal.run.checkpoint import save_checkpoint, strip_checkpoint, write_whole
-from shoal.run.config import Job
+from shoal.errors import FileError, ShoalError, excerpt, make_folder, require_utf8, writing
+from shoal.run import files
+from shoal.run.checkpoint import find_checkpoints, save_checkpoint, strip_checkpoint
+from shoal.run.config import CONFIG, Job
+from shoal.run.metrics import append_row, is_metrics, is_score, read_rows, trim_rows
+
+LOCK, METRICS, SCORES = "lock", "metrics.jsonl", "eval.jsonl"
+
+ROWS = {METRICS: is_metrics, SCORES: is_score}
+"""Files of JSON lines, and what a good row is."""
 
 WHOLE_CHECKPOINTS = 2
 """So many of the newest can be gone on from: the last, and one more in case it is damaged."""
@@ -33,7 +40,8 @@ class RunFolder:
 
     def __init__(self, path: Path):
         self.path = path
-        self._lock: TextIO | None = None
+        self._held: tuple[int, int] | None = None
+        """Descriptors of the folder and of its lock, while it is locked."""
 
     @classmethod
     def create(cls, job: Job) -> "RunFolder":
@@ -42,54 +50,84 @@ class RunFolder:
         if path is None:
             world = re.sub(r"[^\w.-]+", "-", job.world.rpartition(":")[2].lower())
             stamp = time.strftime("%Y%m%d-%H%M%S")
-            path = Path("runs") / f"{world}__{job.train.algo}__s{job.train.seed}__{stamp}"
-            number = 1
-            while path.exists():
-                number += 1
-                path = path.with_name(f"{world}__{job.train.algo}__s{job.train.seed}__{stamp}-{number}")
+            path = _unused(Path("runs") / f"{world}__{job.train.algo}__s{job.train.seed}__{stamp}")
+        require_utf8(path, "a run folder")
         folder = cls(path)
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ShoalError(f"The run folder {path} cannot be made: {error.strerror}.") from None
+        make_folder(path)
         folder.lock()
-        if (path / "config.json").exists() and folder.holds_checkpoints:
-            folder.unlock()
-            raise ShoalError(f"{path} already holds a run; continue it with `shoal resume {path}` or choose another.")
-        for old in ("metrics.jsonl", "eval.jsonl"):  # of a run that ended before its first checkpoint
-            (path / old).unlink(missing_ok=True)
-        (path / "config.json").write_text(job.to_json())
-        (path / "env.txt").write_text(_environment())
+        fresh = not os.path.lexists(path / CONFIG)
+        try:
+            if not fresh and folder.holds_checkpoints:
+                raise ShoalError(
+                    f"{path} already holds a run; continue it with `shoal resume {path}` or choose another."
+                )
+            for name in ROWS:  # of a run that ended before its first checkpoint
+                with writing(path / name):
+                    (path / name).unlink(missing_ok=True)
+            folder.write_config(job)
+            files.write_text(path / "env.txt", _environment())
+        except BaseException:
+            folder.discard() if fresh else folder.unlock()
+            raise
         return folder
 
     @classmethod
     def open(cls, path: Path | str) -> "RunFolder":
         """An existing run, not locked: good for reading."""
-        path = Path(path)
-        if not path.is_dir():
+        require_utf8(path, "a run folder")
+        if not os.path.isdir(path):
             raise ShoalError(f"There is no run folder {path}; `ls runs` shows those there are.")
-        return cls(path)
+        return cls(Path(path))
+
+    def write_config(self, job: Job) -> None:
+        files.write_text(self.path / CONFIG, job.to_json())
+
+    def move(self, job: Job) -> None:
+        """Become a new folder beside this one, for a run whose folder has disappeared."""
+        with writing(self.path):
+            path = _unused(Path(os.path.abspath(self.path)), start=2)
+        new = RunFolder.create(replace(job, train=replace(job.train, run_dir=path)))
+        self.unlock()
+        self.path, self._held = new.path, new._held
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the path still leads to the folder that was locked, and it still is a run."""
+        assert self._held is not None
+        try:
+            same = os.path.samestat(os.stat(self.path), os.fstat(self._held[0]))
+        except OSError:
+            return False
+        return same and os.path.lexists(self.path / CONFIG)
+
+    def subfolder(self, name: str) -> Path:
+        """A folder in this one, created if absent."""
+        return files.make_folder(self.path / name)
 
     def lock(self) -> None:
         """Become the one process that writes here, or refuse."""
-        lock = (self.path / "lock").open("w")
+        path = self.path / LOCK
+        handle = files.open_lock(path)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.close()
+            with writing(path):
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._held = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY), handle
+        except FileError as error:
+            os.close(handle)
+            if not isinstance(error.__context__, BlockingIOError):
+                raise
             raise ShoalError(f"Another process is writing to {self.path}; wait for it or choose another.") from None
-        self._lock = lock
 
     def unlock(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        for handle in self._held or ():
+            os.close(handle)
+        self._held = None
 
     def discard(self) -> None:
         """Take back a folder whose run never began."""
         self.unlock()
-        for name in ("config.json", "env.txt", "lock"):
-            (self.path / name).unlink(missing_ok=True)
+        for name in (CONFIG, "env.txt", LOCK):
+            files.remove(self.path / name)
         with contextlib.suppress(OSError):  # something of the user's is in it
             self.path.rmdir()
 
@@ -100,28 +138,28 @@ class RunFolder:
     @property
     def holds_checkpoints(self) -> bool:
         """Whether there is anything to go on from."""
-        return any(self.checkpoints.glob("step_*"))
+        return bool(find_checkpoints(self.checkpoints))
 
     @property
     def launch(self) -> str | None:
         """What names the launch of several processes that made this folder, if one did."""
-        file = self.path / "env.txt"
-        for line in file.read_text().splitlines() if file.is_file() else ():
-            if line.startswith(LAUNCH):
-                return line.removeprefix(LAUNCH)
-        return None
+        try:
+            text = files.read_bytes(self.path / "env.txt").decode(errors="replace")
+        except FileError:
+            return None
+        return next((line.removeprefix(LAUNCH) for line in text.splitlines() if line.startswith(LAUNCH)), None)
 
     def save(self, state: dict[str, torch.Tensor], iteration: int, steps: int) -> Path:
         """A checkpoint; `last` points to it. Of old ones the policies are kept, and in the end only the best."""
         path = save_checkpoint(self.checkpoints, state, iteration, steps)
         self._point("last", path)
-        found = list(self._kept().values())
+        kept = find_checkpoints(self.checkpoints)
+        found = list(kept.values())
         for old in found[:-WHOLE_CHECKPOINTS]:
-            with contextlib.suppress(OSError):  # this one is saved
-                strip_checkpoint(old)
+            strip_checkpoint(old)
         for old in found[:-KEPT_CHECKPOINTS]:
-            if old.name != self._target("best"):
-                shutil.rmtree(old, ignore_errors=True)
+            if old != self._target("best", kept):
+                files.remove(old)
         return path
 
     def record_score(self, steps: int, scores: Any, checkpoint: Path | None) -> bool:
@@ -129,81 +167,90 @@ class RunFolder:
         earlier = self.scores()
         row = dict(steps=steps, mean=scores.mean, groups={name: vars(s) for name, s in scores.items()})
         row["reports"] = {name: score.mean for name, score in scores.reports.items()}
-        with (self.path / "eval.jsonl").open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        append_row(self.path / SCORES, row)
         best = best_of([*earlier, row]) is row
         if best and checkpoint is not None:
             self._point("best", checkpoint)
         return best
 
     def scores(self) -> list[dict[str, Any]]:
-        return read_lines(self.path / "eval.jsonl")
+        return read_rows(self.path / SCORES, is_score)
 
     def metrics(self) -> list[dict[str, Any]]:
-        return read_lines(self.path / "metrics.jsonl")
+        return read_rows(self.path / METRICS, is_metrics)
 
     def trim(self, steps: int) -> None:
         """Forget what came after a checkpoint that is resumed from: later ones, which are damaged, are put aside."""
-        for later, path in self._kept().items():
-            if later > steps:
-                aside = path.with_name(f"damaged_{path.name}")
-                shutil.rmtree(aside, ignore_errors=True)
+        kept = find_checkpoints(self.checkpoints)
+        for later in [later for later in kept if later > steps]:
+            path = kept.pop(later)
+            aside = path.with_name(f"damaged_{path.name}")
+            with writing(aside):
+                files.remove(aside)
                 path.rename(aside)
-        for name in ("metrics.jsonl", "eval.jsonl"):
-            rows = [row for row in read_lines(self.path / name) if row["steps"] <= steps]
-            if (self.path / name).exists():
-                write_whole(self.path / name, "".join(json.dumps(row) + "\n" for row in rows))
-        kept = self._kept()
+        for name, is_good in ROWS.items():
+            trim_rows(self.path / name, is_good, steps)
         if steps in kept:
             self._point("last", kept[steps])
         scored = [row for row in self.scores() if row["steps"] in kept]
         if scored:
             self._point("best", kept[best_of(scored)["steps"]])
-        else:
-            (self.path / "best").unlink(missing_ok=True)
-
-    def _kept(self) -> dict[int, Path]:
-        """Env steps of the checkpoints that there are, in order, and where they are."""
-        return {int(path.name.removeprefix("step_")): path for path in sorted(self.checkpoints.glob("step_*"))}
+        elif (self.path / "best").is_symlink():
+            files.remove(self.path / "best")
 
     def pick(self, which: str) -> Path:
         """The checkpoint that `best`, `last` or a step number names."""
-        if which in ("best", "last"):
-            name = self._target(which) or self._target("last")
-            if name is None:
-                raise ShoalError(f"{self.path} holds no checkpoint yet.")
-            return self.checkpoints / name
-        kept = self._kept()
-        if which.isdecimal() and int(which) in kept:
-            return kept[int(which)]
-        known = ", ".join(map(str, kept))
-        raise ShoalError(f"{self.path} has no checkpoint {which!r}; choose best, last or one of: {known}.")
+        kept = find_checkpoints(self.checkpoints)
+        if not kept:
+            raise ShoalError(f"{self.path} holds no checkpoint yet.")
+        by_steps = {str(steps): path for steps, path in kept.items()}
+        known = ", ".join(by_steps)
+        if which not in ("best", "last"):
+            if which not in by_steps:
+                raise ShoalError(
+                    f"{self.path} has no checkpoint {excerpt(which)!r}; choose best, last or one of: {known}."
+                )
+            return by_steps[which]
+        for name in dict.fromkeys((which, "last")):
+            if os.path.lexists(self.path / name):
+                target = self._target(name, kept)
+                if target is None:
+                    raise ShoalError(
+                        f"{self.path / name} is no link to a checkpoint of this run; choose one of: {known}."
+                    )
+                return target
+        return kept[max(kept)]
 
     def _point(self, name: str, path: Path) -> None:
-        temporary = self.path / f".{name}"
-        temporary.unlink(missing_ok=True)
-        temporary.symlink_to(Path("checkpoints") / path.name)
-        os.replace(temporary, self.path / name)
+        """Make a link to a checkpoint, in place of another one."""
+        link, temporary = self.path / name, self.path / f".{name}"
+        with writing(link):
+            files.remove(temporary)
+            temporary.symlink_to(_link_to(path))
+            os.replace(temporary, link)
 
-    def _target(self, name: str) -> str | None:
-        link = self.path / name
-        return Path(os.readlink(link)).name if link.is_symlink() and link.exists() else None
+    def _target(self, name: str, kept: dict[int, Path]) -> Path | None:
+        """The checkpoint that a link names; None if it names none."""
+        try:
+            target = os.readlink(self.path / name)
+        except OSError:
+            return None
+        return next((path for path in kept.values() if target == _link_to(path)), None)
+
+
+def _link_to(checkpoint: Path) -> str:
+    return f"checkpoints/{checkpoint.name}"
+
+
+def _unused(path: Path, start: int = 1) -> Path:
+    """A path that does not exist: the first of PATH (number 1), PATH-2, PATH-3 and so on, from `start` on."""
+    names = (path.name if number == 1 else f"{path.name}-{number}" for number in itertools.count(start))
+    return next(found for name in names if not os.path.lexists(found := path.with_name(name)))
 
 
 def best_of(scores: list[dict[str, Any]]) -> dict[str, Any]:
     """The row with the highest mean; where several groups play, whose returns depend on one another, the newest."""
     return scores[-1] if len(scores[-1]["groups"]) > 1 else max(scores, key=lambda row: row["mean"])
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The rows of a JSON-lines file; a last line cut off by a crash is left out."""
-    rows = []
-    for line in path.read_text().splitlines() if path.is_file() else ():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return rows
 
 
 def _environment() -> str:

@@ -9,6 +9,7 @@ from shoal.core.settings import read_setting
 from shoal.errors import ShoalError, unknown
 from shoal.learn import check_group
 from shoal.run.config import POLICY_SETTINGS, Job, TrainConfig, load_job
+from shoal.run.folder import RunFolder
 from shoal.worlds import full_path
 
 
@@ -53,9 +54,7 @@ def parse_load(entry: str) -> tuple[str, Path]:
     name, equals, path = entry.partition("=")
     if not equals or not name or not path:
         raise ShoalError(f"--load must be GROUP=RUN, got {entry!r}.")
-    if not Path(path).is_dir():
-        raise ShoalError(f"--load {entry}: there is no run folder {path}.")
-    return name, Path(path)
+    return name, RunFolder.open(path).path
 
 
 def overrides(job: Job) -> dict[str, dict[str, Any]]:

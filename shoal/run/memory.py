@@ -1,10 +1,10 @@
 """What a run costs in memory, told before anything is allocated, and how many envs fit."""
 
-import os
 from dataclasses import dataclass, replace
 
 import torch
 
+from shoal.core.limits import whole_memory
 from shoal.core.store import SHARE, free_memory, full_device
 from shoal.core.world import World
 from shoal.core.wrappers import FrameStack, Wrapper
@@ -66,11 +66,11 @@ class Estimate:
         return self.num_envs * self.per_env + self.updates + self.replay
 
     def check(self) -> None:
-        """Refuse what the whole machine has no room for, before it is asked for and takes everything else down."""
-        whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        """Refuse what this process can never have, before it is asked for and takes everything else down."""
+        whole = whole_memory()
         if not self.on_gpu and self.needed > whole:
             raise ShoalError(
-                f"{self.num_envs:,} envs take {size(self.needed)}, and this machine has {size(whole)}; "
+                f"{self.num_envs:,} envs take {size(self.needed)}, and this process may have {size(whole)}; "
                 f"about {self.fits:,} envs fit: choose a smaller --num-envs, or auto."
             )
 

@@ -1,26 +1,30 @@
 """Several processes that train one run: starting them, finding one another, sharing out envs, agreeing.
 
-    shoal train ... --gpus 4          starts four processes on this machine, through torch's elastic agent
+    shoal train ... --gpus 4          starts four processes on this machine, which find one another by a private file
     torchrun / srun ... shoal train   each process finds the others by what the launcher put into its environment
 
-Process 0 leads: it alone writes to the run folder. One that dies takes the others with it; the agent starts all of them
-again, and they go on from the last checkpoint.
+Process 0 leads: it alone writes to the run folder. One that dies takes the others with it; the launcher starts all of
+them again, and they go on from the last checkpoint.
+
+Nothing that comes over the network is unpickled: processes exchange tensors, and JSON as tensors of bytes.
 """
 
 import contextlib
 import gc
+import itertools
 import json
 import math
 import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -30,9 +34,15 @@ import torch
 import torch.distributed as dist
 
 from shoal.core.reduce import ALONE, GroupReducer, Reducer
-from shoal.errors import ShoalError, plain_warnings
+from shoal.errors import ShoalError, how_it_ended, plain_warnings, shortage
+from shoal.run.checkpoint import latest_steps
 from shoal.run.config import AUTO, Job, TrainConfig
+from shoal.run.folder import RunFolder
+from shoal.run.interrupts import end_signals
+from shoal.run.progress import Progress
+from shoal.streams import standard_streams
 from shoal.temporary import TemporaryFolder
+from shoal.user_code import UserCode
 
 RESTARTS = 3
 """How often the processes of a machine are started again after one of them died."""
@@ -45,6 +55,21 @@ PATIENCE = timedelta(hours=24)
 
 ENDING = 60
 """Seconds that processes have to save and end after a signal."""
+
+GRACE = 30
+"""Seconds that processes have to end after another one has died."""
+
+LOST = 3
+"""Exit code of a process that has lost another one: the other one is the cause."""
+
+LOST_BEFORE = 5
+"""Seconds in which the cause is expected to end, after a process that has lost it."""
+
+STORE = "SHOAL_STORE"
+"""Environment variable: the file by which processes that Shoal has started find one another."""
+
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+"""The network interface that no other machine reaches."""
 
 STOPPED = "stopped before the processes could save; what was saved before stands."
 
@@ -78,6 +103,8 @@ class Place:
     """How often all processes have been started again."""
     bound: bool
     """Whether the launcher has seen to which cores are whose."""
+    store: str | None = None
+    """The file by which the processes find one another, where Shoal has started them."""
 
     def export(self) -> None:
         """Put what torch wants to know into the environment, where the launcher has not done so."""
@@ -107,7 +134,7 @@ def find_place() -> Place | None:
             launch = f"{socket.gethostname()}:{os.getppid()}"
         restarts = int(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
         local = int(env.get("LOCAL_RANK", "0")), int(env.get("LOCAL_WORLD_SIZE", "1"))
-        return Place(rank, size, *local, launch, restarts, "TORCHELASTIC_RUN_ID" not in env)
+        return Place(rank, size, *local, launch, restarts, "TORCHELASTIC_RUN_ID" not in env, env.get(STORE))
     # Set by srun for its tasks, and not by sbatch or salloc for a single command.
     if int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and "SLURM_PROCID" in env:
         tasks = env.get("SLURM_STEP_TASKS_PER_NODE", "1")
@@ -192,31 +219,25 @@ class Processes:
         return self.rank == 0
 
     def lead(self, function: Callable[[], T]) -> T:
-        """What the leader's call returns, or the ShoalError it raises, in every process."""
+        """The JSON value that the leader's call returns, or the ShoalError it raises, in every process."""
         if self.size == 1:
             return function()
-        told: list[Any] = [None]
-        error = None
+        answer = error = None
         if self.leads:
             try:
-                told = [(function(), None, 0)]
+                answer = (function(), None, 0)
             except ShoalError as problem:
-                error, told = problem, [(None, str(problem), problem.exit_code)]
-        dist.broadcast_object_list(told, 0, self._talk)
+                error, answer = problem, (None, str(problem), problem.exit_code)
+        found, message, code = self.collect(answer)[0]
         if error is not None:
             raise error
-        found, message, code = told[0]
         if message is not None:
             raise Told(message, code)
         return found
 
-    def collect(self, thing: T) -> list[T]:
-        """What all processes have, in every one of them."""
-        if self.size == 1:
-            return [thing]
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, thing, self._talk)
-        return found
+    def collect(self, value: Any) -> list[Any]:
+        """The JSON values that all processes have, in every one of them."""
+        return [value] if self.size == 1 else _exchange(value, self.size, self._talk)
 
     def decide(self, *wishes: int) -> tuple[int, ...]:
         """The largest of each wish over all processes: so they take the same turns."""
@@ -309,31 +330,48 @@ class Processes:
 class FinishLine:
     """Tells a process in the midst of a rollout whether enough others have finished theirs.
 
-    It is a count of all rollouts in the store of the processes. Before they make the next one, all wait for one another
-    to learn from the last; so whatever is beyond whole rounds was finished in this one.
+    The store of the processes holds a count of all rollouts, and a mark once enough have finished the current one.
+    Before they make the next one, all wait for one another to learn from the last; so a count beyond whole rounds was
+    made in this one. To look for the mark writes nothing: a store that is a file grows with rollouts, not with steps.
     """
 
     def __init__(self, store: Any, key: str, share: float, size: int):
         self._store, self._key, self._size = store, key, size
-        self._before = 0
-        """Rollouts of the rounds before, those of all processes."""
+        self._round = 0
+        """Rollouts that each process has finished."""
         self.enough = min(math.ceil(round(share * size, 6)), size - 1)
         """How many processes: the share of them, and at most all others."""
 
     def passed(self) -> bool:
-        """Whether so many have finished."""
-        return self._store is not None and self._store.add(self._key, 0) - self._before >= self.enough
+        """Whether enough processes have finished."""
+        return self._store is not None and self._store.check([self._mark(self._round)])
 
     def cross(self) -> None:
         """This process has finished too, or will make no more."""
         if self._store is not None:
-            self._store.add(self._key, 1)
-            self._before += self._size
+            if self._store.add(self._key, 1) == self._round * self._size + self.enough:
+                self._store.set(self._mark(self._round), "")
+                self._store.delete_key(self._mark(self._round - 1))
+            self._round += 1
+
+    def _mark(self, number: int) -> str:
+        return f"{self._key}/{number}"
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     """A contiguous tensor as one row of bytes, over the same memory."""
     return tensor.view(-1).view(torch.uint8)
+
+
+def _exchange(value: Any, size: int, group: Any) -> list[Any]:
+    """The JSON values of all processes of a group: torch's own functions for objects would unpickle them."""
+    text = json.dumps(value).encode()
+    lengths = [torch.empty(1, dtype=torch.int64) for _ in range(size)]
+    dist.all_gather(lengths, torch.tensor([len(text)]), group)
+    longest = max(int(length) for length in lengths)
+    texts = [torch.empty(longest, dtype=torch.uint8) for _ in range(size)]
+    dist.all_gather(texts, torch.frombuffer(bytearray(text.ljust(longest)), dtype=torch.uint8), group)
+    return [json.loads(each.numpy().tobytes()) for each in texts]
 
 
 @contextlib.contextmanager
@@ -344,26 +382,20 @@ def joined(job: Job) -> Iterator[tuple[Job, Processes]]:
         yield job, Processes()
         return
     ours = not dist.is_initialized()
-    with _own_cores(place):
+    with _losses_named(place), _own_cores(place):
         device = _own_device(job.train.device, place)
         if ours:
             place.export()
             store = _meeting_place(place)
             dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.size, timeout=MEETING)
         talk = dist.new_group(backend="gloo", timeout=PATIENCE)
-        cards: list[Any] = [None] * place.size
-        dist.all_gather_object(cards, _card(device), talk)
+        cards = _exchange(_card(device), place.size, talk)
         # Where each has a GPU of its own NCCL sums, and graphs can record it; processes that share one go by the host.
         apart = None not in cards and len(set(cards)) == place.size
         group = dist.new_group(backend="nccl") if apart else talk
         reducer = GroupReducer(group, place.rank, place.size, not apart)
         store = dist.distributed_c10d._get_default_store()
-        try:
-            yield replace(job, train=replace(job.train, device=device)), Processes(reducer, talk, store)
-        except RuntimeError as error:
-            if _is_lost(error):
-                raise Lost(f"Process {place.rank} of {place.size} has lost another one.") from error
-            raise
+        yield replace(job, train=replace(job.train, device=device)), Processes(reducer, talk, store)
         # Graphs that hold sums of NCCL go first. After an error the process ends, and everything with it.
         gc.collect()
         dist.barrier(talk)
@@ -371,12 +403,31 @@ def joined(job: Job) -> Iterator[tuple[Job, Processes]]:
             dist.destroy_process_group()
 
 
-def _meeting_place(place: Place) -> Any:
-    """The store through which processes find one another, under a name that is new for every start.
+@contextlib.contextmanager
+def _losses_named(place: Place) -> Iterator[None]:
+    """Raise `Lost` for what torch says when another process is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not _is_lost(error):
+            raise
+        raise Lost(
+            f"Process {place.rank} of {place.size} has lost another process; start all of them again to continue from "
+            "the last checkpoint."
+        ) from error
 
-    torchrun's store outlives its processes: without such a name, those that it starts again would look for the dead.
+
+def _meeting_place(place: Place) -> Any:
+    """The store through which processes find one another: a file that is new for every start, or torchrun's.
+
+    torchrun's store outlives its processes: without a name that is new for every start, those that it starts again
+    would look for the dead.
     """
     stores: Any = dist
+    if place.store is not None:
+        store = stores.FileStore(place.store, place.size)
+        store.set_timeout(MEETING)
+        return store
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     serves = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
     store = stores.TCPStore(host, port, place.size, serves, MEETING)
@@ -447,75 +498,117 @@ class Outcome:
     """Whether a signal ended them, and they have saved."""
 
 
-def launch(path: Path, count: int, trust: bool = False) -> Outcome | None:
-    """Train the run of a folder with so many processes on this machine; returns when they have ended.
+def launch(folder: RunFolder, count: int, trust: bool = False) -> Outcome | None:
+    """Train the run of a folder with `count` processes on this machine; returns when they have ended.
 
     None: they have reached the end of training. `trust` as in `continue_run`.
     """
-    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    name = uuid.uuid4().hex
+    with TemporaryFolder("launch") as box, _caught_signals() as caught:
+        note = box / "outcome.json"
+        command = [sys.executable, "-m", "shoal.run.processes", str(folder.path), str(note), *[TRUST] * trust]
+        for restarts in itertools.count():
+            shared = dict(WORLD_SIZE=count, LOCAL_WORLD_SIZE=count, TORCHELASTIC_RUN_ID=name)
+            shared |= {"TORCHELASTIC_RESTART_COUNT": restarts, STORE: box / f"store-{restarts}"}
+            shared |= dict(GLOO_SOCKET_IFNAME=LOOPBACK, NCCL_SOCKET_IFNAME=f"={LOOPBACK}")  # "=": this name alone
+            places = [dict(shared, RANK=rank, LOCAL_RANK=rank) for rank in range(count)]
+            failure = _run_together(command, places, caught)
+            outcome = _read(note)
+            if failure is None or outcome is not None:
+                return outcome
+            if caught:
+                return Outcome(128 + caught[0], STOPPED)
+            steps = latest_steps(folder.checkpoints) if folder.holds_checkpoints else None
+            if restarts == RESTARTS:
+                return Outcome(1, f"{failure} after {RESTARTS} restarts; {_remedy(folder, steps)}")
+            start = "the beginning" if steps is None else f"the checkpoint at {steps} env steps"
+            Progress(1, quiet=True).warn(f"{failure}; all {count} start again from {start}.")
 
-    with TemporaryFolder("launch") as box, _quiet_agent():
-        outcome = box / "outcome.json"
-        trusted = [TRUST] if trust else []
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=count,
-            run_id=uuid.uuid4().hex,
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
-            max_restarts=RESTARTS,
-            monitor_interval=0.1,
-            logs_specs=DefaultLogsSpecs(log_dir=str(box)),
-        )
-        if hasattr(config, "shutdown_timeout"):
-            config.shutdown_timeout = ENDING
+
+def _remedy(folder: RunFolder, steps: int | None) -> str:
+    """What the user can do about processes that keep dying, with a checkpoint at `steps` or with none."""
+    if steps is None:
+        return "no checkpoint was saved: remove the cause and start the run again."
+    return f"remove the cause and continue from {steps} env steps with `shoal resume {folder.path}`."
+
+
+def _run_together(command: list[str], places: Sequence[Mapping[str, Any]], caught: list[int]) -> str | None:
+    """Start a process for each place, with what its environment says more, and wait until they have ended.
+
+    Signals that are caught are passed on. Returns which process failed first and how; None if none has.
+    """
+    processes: list[subprocess.Popen] = []
+    try:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, end_signals())  # of the processes, until they can answer
         try:
-            elastic_launch(config, sys.executable)("-m", "shoal.run.processes", str(path), str(outcome), *trusted)
-        except SignalException as stop:
-            return _read(outcome) or Outcome(128 + stop.sigval, STOPPED)
-        except ChildFailedError as error:
-            rank, failure = error.get_first_failure()
-            how = f"signal {-failure.exitcode}" if failure.exitcode < 0 else f"exit code {failure.exitcode}"
-            return _read(outcome) or Outcome(
-                1,
-                f"Process {rank} of {count} ended with {how}, and so did others before: {RESTARTS} new starts did not "
-                f"help. Once that is mended, go on with `shoal resume {path}`.",
-            )
-        return _read(outcome)
+            for place in places:
+                env = os.environ | {name: str(value) for name, value in place.items()}
+                processes.append(subprocess.Popen(command, env=env, start_new_session=True))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return _wait(processes, caught)
+    finally:
+        _end(processes)
 
 
-def _read(outcome: Path) -> Outcome | None:
-    return Outcome(**json.loads(outcome.read_text())) if outcome.exists() else None
+def _wait(processes: Sequence[subprocess.Popen], caught: list[int]) -> str | None:
+    """Wait until all processes have ended or one has failed; returns which one and how, None if none has."""
+    passed_on, deadline = 0, math.inf
+    while None in (codes := [process.poll() for process in processes]) and time.monotonic() < deadline:
+        if any(code not in (None, 0, LOST) for code in codes):
+            break
+        if LOST in codes:
+            deadline = min(deadline, time.monotonic() + LOST_BEFORE)
+        if passed_on < len(caught):
+            deadline = min(deadline, time.monotonic() + ENDING)
+            for process in processes:
+                process.send_signal(caught[passed_on])
+            passed_on += 1
+        time.sleep(0.1)
+    if not any(codes) and None not in codes:
+        return None
+    cause = min(codes, key=_cause_first)
+    how = {LOST: "has lost another process", None: "did not end"}.get(cause) or how_it_ended(cause)
+    return f"Process {codes.index(cause)} of {len(codes)} {how}"
+
+
+def _cause_first(code: int | None) -> int:
+    """Sorts exit codes: signals, errors, processes that have lost another one, those that run, those that are done."""
+    if code in (LOST, None, 0):
+        return (LOST, None, 0).index(code) + 2
+    return int(code > 0)
+
+
+def _end(processes: Sequence[subprocess.Popen]) -> None:
+    """End the processes that are left; those that do not listen are killed, with all that they have started."""
+    for process in processes:
+        process.terminate()
+    deadline = time.monotonic() + GRACE
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 @contextlib.contextmanager
-def _quiet_agent() -> Iterator[None]:
-    """Without the agent's messages, and with this process's own signal handlers back at the end."""
-    import logging
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-    handlers = {number: signal.getsignal(number) for number in numbers}
-    agent = tuple(f"torch.distributed.{part}" for part in ("elastic", "launcher"))
-    loggers = [logging.getLogger(name) for name in list(logging.root.manager.loggerDict) if name.startswith(agent)]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    before = os.environ.get("GLOO_SOCKET_IFNAME")
-    if before is None and sys.platform == "linux":  # whatever the name of this machine stands for
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+def _caught_signals() -> Iterator[list[int]]:
+    """The numbers of the signals that come in the meantime, whose handlers are replaced."""
+    caught: list[int] = []
+    before = {}
+    with contextlib.suppress(ValueError):  # not the main thread, which sees to signals
+        for number in end_signals():
+            before[number] = signal.signal(number, lambda number, frame: caught.append(number))
     try:
-        yield
+        yield caught
     finally:
-        if before is None:
-            os.environ.pop("GLOO_SOCKET_IFNAME", None)
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-        with contextlib.suppress(ValueError):  # not the main thread: there were no handlers to change
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _read(note: Path) -> Outcome | None:
+    return Outcome(**json.loads(note.read_text())) if note.exists() else None
 
 
 def work(path: str, outcome: str, *flags: str) -> int:
@@ -526,20 +619,24 @@ def work(path: str, outcome: str, *flags: str) -> int:
     file = Path(outcome)
     threading.Thread(target=_watch, args=(file, os.getppid()), daemon=True).start()
     try:
-        continue_run(path, TRUST in flags)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, end_signals())
+        with UserCode("Training failed"):
+            continue_run(path, TRUST in flags)
     except Told:
         return 0
-    except Lost as error:
-        if file.exists():
-            return 0
-        print(f"shoal: {error}", file=sys.stderr)
-        return error.exit_code
+    except Lost:
+        return 0 if file.exists() else LOST
     except (ShoalError, Stopped) as end:
         if follows():  # the leader may have more to say
             _until(file.exists, 3.0)
         _note(file, Outcome(end.exit_code, str(end), isinstance(end, Stopped)))
     except KeyboardInterrupt:
         _note(file, Outcome(130, STOPPED))
+    except Exception as error:
+        problem = shortage(error)
+        if problem is None:
+            raise
+        _note(file, Outcome(1, problem))
     return 0
 
 
@@ -578,4 +675,6 @@ def _until(condition: Callable[[], bool], seconds: float) -> None:
 if __name__ == "__main__":
     from shoal.run.processes import work as work_as_imported  # errors must be of the classes that others know
 
-    sys.exit(work_as_imported(*sys.argv[1:]))
+    with standard_streams():
+        code = work_as_imported(*sys.argv[1:])
+    sys.exit(code)

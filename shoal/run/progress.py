@@ -2,7 +2,9 @@
 
 import sys
 import time
-from typing import Any
+from typing import IO, Any, cast
+
+from shoal.streams import Output, tell
 
 PLAIN_INTERVAL = 10.0
 """Seconds between lines when the output is not a terminal."""
@@ -18,7 +20,7 @@ class Progress:
         self._last = 0.0
         if quiet:
             return
-        if sys.stderr.isatty():
+        if sys.stderr is not None and sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -28,7 +30,7 @@ class Progress:
                 TextColumn("{task.fields[note]}"),
                 TextColumn("left"),
                 TimeRemainingColumn(),
-                console=Console(stderr=True),
+                console=Console(file=cast(IO[str], Output(sys.stderr))),
             )
             self._task = self._bar.add_task("", total=total, completed=start, note="starting")
             self._bar.start()
@@ -40,14 +42,14 @@ class Progress:
         if self._bar is not None:
             self._bar.console.print(text, highlight=False, markup=False)
         else:
-            print(text, file=sys.stderr, flush=True)
+            tell(text)
 
     def warn(self, text: str) -> None:
         """A warning is shown even when quiet."""
         if self._bar is not None:
             self._bar.console.print(f"warning: {text}", style="yellow", highlight=False, markup=False)
         else:
-            print(f"warning: {text}", file=sys.stderr, flush=True)
+            tell(f"warning: {text}")
 
     def update(self, steps: int, values: dict[str, float]) -> None:
         """The state of the run, from its metrics."""
@@ -65,9 +67,7 @@ class Progress:
         elif time.monotonic() - self._last >= PLAIN_INTERVAL or steps >= self.total:
             self._last = time.monotonic()
             left = values["time/left"]
-            print(
-                f"{min(100.0, 100 * steps / self.total):3.0f}%  {note}  left {left:.0f} s", file=sys.stderr, flush=True
-            )
+            tell(f"{min(100.0, 100 * steps / self.total):3.0f}%  {note}  left {left:.0f} s")
 
     def close(self) -> None:
         if self._bar is not None:

@@ -1,6 +1,7 @@
 """`shoal train` and `shoal resume`: a trainer in a run folder, with progress, checkpoints and a clean end."""
 
 import json
+import math
 import signal
 import time
 import typing
@@ -13,7 +14,7 @@ import torch
 
 from shoal.core.settings import read_setting
 from shoal.core.world import World
-from shoal.errors import NEVER_BEGAN, ShoalError, unknown
+from shoal.errors import NEVER_BEGAN, FileError, ShoalError, unknown
 from shoal.learn import A3CConfig
 from shoal.learn.learner import part_of
 from shoal.policy import Policy
@@ -26,18 +27,20 @@ from shoal.run.checkpoint import (
     latest_steps,
     load_checkpoint,
     load_latest,
-    write_whole,
 )
 from shoal.run.config import Job, load_job, make_job, pick_device, to_count
 from shoal.run.evaluate import Evaluation, RandomPolicy, Watch, evaluate, evaluation_seed
+from shoal.run.files import write_text
 from shoal.run.folder import RunFolder
 from shoal.run.groups import loads, parse_load, same_group
+from shoal.run.interrupts import Requests, end_signals, listens
 from shoal.run.memory import estimate, out_of_memory
 from shoal.run.metrics import MetricsWriter
 from shoal.run.processes import STOPPED, Processes, Told, find_place, joined, launch, settled
 from shoal.run.progress import Progress
 from shoal.run.shared import SharedTrainer
 from shoal.run.trainer import BadNumbers, Trainer
+from shoal.user_code import UserCode
 
 CHECKPOINTS_PER_RUN = 5
 
@@ -53,6 +56,12 @@ class Stopped(Exception):
 
 class SaveFailed(ShoalError):
     """The last checkpoint could not be written."""
+
+    exit_code = 1
+
+
+class FolderLost(ShoalError):
+    """The run folder has disappeared; what was trained is saved in another one."""
 
     exit_code = 1
 
@@ -148,7 +157,7 @@ def resume(
     open_folder()
     try:
         _refuse_finished(folder, latest_steps(folder.checkpoints), config.total_steps)
-        write_whole(folder.path / "config.json", job.to_json())
+        folder.write_config(job)
         return _with_others(job, folder)
     finally:
         folder.unlock()
@@ -177,7 +186,7 @@ def _starts_others(job: Job) -> bool:
 def _with_others(job: Job, folder: RunFolder) -> Run:
     """Let processes of their own train in a folder, and wait for them."""
     folder.unlock()  # the first of them locks it
-    outcome = launch(folder.path, job.train.processes, job.train.trust)
+    outcome = launch(folder, job.train.processes, job.train.trust)
     if outcome is None:
         return load_run(folder.path, "last", job.train.device)
     if outcome.saved:
@@ -205,7 +214,7 @@ def _in_folder(job: Job, open_folder: Callable[[], RunFolder], discard: bool = F
         folder = opened[0] if opened else RunFolder(Path(path))
         try:
             try:
-                session = _Session(job, folder, processes, asked if resumes else None)
+                session = _Session(job, folder, processes, asked, resumes)
             except BaseException:
                 if discard and processes.leads and not folder.holds_checkpoints:
                     folder.discard()
@@ -324,13 +333,15 @@ def _load_others(job: Job, trainer: Trainer | SharedTrainer) -> None:
 class _Session:
     """One process's work on one run."""
 
-    def __init__(self, job: Job, folder: RunFolder, processes: Processes, resumed: Job | None):
-        """`resumed` is the job to write down, as it was asked for, if this goes on with a run that was stopped."""
-        self.job, self.folder, self.processes = job, folder, processes
+    def __init__(self, job: Job, folder: RunFolder, processes: Processes, asked: Job, resumes: bool):
+        """`asked` is the job as config.json has it; with `resumes`, it is written there once a checkpoint is read."""
+        self.job, self.folder, self.processes, self.asked = job, folder, processes, asked
+        self.lost: Path | None = None
+        """The run folder that has disappeared, if it has."""
         self.signal: int | None = None
         config = job.train
         loaded: list[Checkpoint] = []
-        begun, steps = processes.lead(lambda: self._load(loaded, resumed))
+        begun, steps = processes.lead(lambda: self._load(loaded, resumes))
         self.progress = Progress(config.total_steps, steps, config.quiet or not processes.leads)
         where = _device_name(config.device) + (f", {processes.size} processes" if processes.size > 1 else "")
         self.progress.say(f"{job.world} with {config.algo.upper()} on {where}, run {folder.path}")
@@ -380,15 +391,15 @@ class _Session:
             self.stage.close()
             raise
 
-    def _load(self, loaded: list[Checkpoint], resumed: Job | None) -> tuple[bool, int]:
+    def _load(self, loaded: list[Checkpoint], resumes: bool) -> tuple[bool, int]:
         """Read the newest good checkpoint, if there is any, and forget what was written after it."""
         folder, config = self.folder, self.job.train
-        if resumed is not None or folder.holds_checkpoints:
+        if resumes or folder.holds_checkpoints:
             loaded.append(load_latest(folder.checkpoints, config.device, Progress(1, quiet=True).warn))
         steps = loaded[0].steps if loaded else 0
-        if resumed is not None:
+        if resumes:
             _refuse_finished(folder, steps, config.total_steps)
-            write_whole(folder.path / "config.json", resumed.to_json())
+            folder.write_config(self.asked)
         folder.trim(steps)
         return bool(loaded), steps
 
@@ -413,29 +424,30 @@ class _Session:
         """Train to the end, to a signal or to an error; whatever happens, what was learnt is on the disk."""
         handlers = self._catch_signals()
         try:
-            self._loop()
+            with UserCode("Training failed", exit_code=1):
+                self._loop()
         except BadNumbers as error:
             where = ""
             if not self.processes.leads:
                 raise Told(str(error), error.exit_code) from None
             if error.env_state:
                 dump = self.folder.path / "bad_env.json"
-                dump.write_text(json.dumps(error.env_state, indent=1) + "\n")
-                where = f" The env's state is in {dump}."
-            if any(self.folder.checkpoints.glob("step_*")):
+                try:
+                    write_text(dump, json.dumps(error.env_state, indent=1) + "\n")
+                    where = f" The env's state is in {dump}."
+                except FileError as problem:
+                    where = f" The env's state is lost: {problem}"
+            if self.folder.holds_checkpoints:
                 where += " The last good checkpoint stands."
             raise ShoalError(f"{error}{where}") from None
         except torch.cuda.OutOfMemoryError:
             raise out_of_memory(self.share) from None
         finally:
-            if self.writer is not None:
-                self.writer.close()
             self.progress.close()
             self.trainer.close()
             if self.stage is not None:
                 self.stage.close()
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+            _restore(handlers)
         if self.signal is not None:
             raise Stopped(self.signal, self.folder.path)
         return Run(self.folder, self.job, by_group(self.job, self.trainer.policies))
@@ -503,22 +515,37 @@ class _Session:
         trainer, path = self.trainer, None
         for attempt in range(2):
             try:
+                if not self.folder.is_here:
+                    self._move()
                 path = self.folder.save(state, trainer.iteration, trainer.steps)
                 break
-            except OSError as error:
-                self.progress.warn(f"The checkpoint at {trainer.steps} steps could not be saved: {error}.")
+            except FileError as error:
+                self.progress.warn(f"The checkpoint at {trainer.steps} steps could not be saved: {error}")
                 time.sleep(0.5 * (1 - attempt))
         if self.signal is None and self.job.train.eval_episodes:
             self._evaluate(path)
         if final and path is None:
             raise SaveFailed(f"The final checkpoint of {self.folder.path} could not be saved; free some space.")
+        if final and self.lost is not None:
+            raise FolderLost(
+                f"{self.lost} disappeared during training; the run is saved in {self.folder.path}: continue it with "
+                f"`shoal resume {self.folder.path}`."
+            )
+
+    def _move(self) -> None:
+        """Continue in a new folder beside the run's, which has disappeared."""
+        self.lost = self.lost or self.folder.path
+        self.folder.move(self.asked)
+        self.progress.warn(f"{self.lost} has disappeared; the run continues in {self.folder.path}.")
+        self.writer = MetricsWriter(self.folder.path, self.progress.warn)
 
     def _evaluate(self, checkpoint: Path | None) -> None:
         started = time.monotonic()
         try:
             count = self.job.train.eval_episodes
             policies = by_group(self.job, self.trainer.players)
-            scores = evaluate(self.job, policies, count, stop=lambda: self.signal is not None, world=self.stage)
+            with UserCode("it failed"):
+                scores = evaluate(self.job, policies, count, stop=lambda: self.signal is not None, world=self.stage)
         except ShoalError as error:
             self.progress.warn(f"No evaluation: {error}")
             return
@@ -526,10 +553,13 @@ class _Session:
             return
         for line in scores.brief():
             self.progress.say(f"evaluation at {self.trainer.steps} env steps: {line}")
+        if not math.isfinite(scores.mean):
+            self.progress.warn(f"No evaluation: the returns at {self.trainer.steps} env steps are not finite.")
+            return
         try:
             self.folder.record_score(self.trainer.steps, scores, checkpoint)
-        except OSError as error:
-            self.progress.warn(f"The evaluation could not be written: {error}.")
+        except FileError as error:
+            self.progress.warn(f"The evaluation is lost: {error}")
         figures = {f"eval/{name}": score.mean for name, score in scores.reports.items()}
         assert self.writer is not None
         self.writer.write(self.trainer.steps, {"eval/mean_reward": scores.mean, **figures})
@@ -538,16 +568,28 @@ class _Session:
         self._logged_at += spent
 
     def _catch_signals(self) -> dict[int, Any]:
-        def note(number: int, frame: Any) -> None:
-            self.signal = number
-
+        """Note the first signal. A second one is for the caller, unless a thread or a launcher ends this process."""
+        requests = Requests()
+        calls = not listens() and find_place() is None
         handlers = {}
-        for number in (signal.SIGINT, signal.SIGTERM):
+
+        def note(number: int, frame: Any) -> None:
+            self.signal = self.signal or number
+            if calls and requests.add(number, "a second signal interrupts this program."):
+                _restore(handlers)
+                signal.raise_signal(number)
+
+        for number in end_signals():
             try:
                 handlers[number] = signal.signal(number, note)
             except ValueError:  # not the main thread: the caller handles signals
                 break
         return handlers
+
+
+def _restore(handlers: dict[int, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def _device_name(device: str) -> str:

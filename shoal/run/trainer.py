@@ -10,7 +10,7 @@ import torch
 
 from shoal.core.graph import Graphed
 from shoal.core.world import World
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, excerpt
 from shoal.host.world import HostWorld
 from shoal.learn import LEARNERS, Learner, Rollout
 from shoal.learn.learner import part_of
@@ -20,6 +20,7 @@ from shoal.run.collect import Collector
 from shoal.run.config import Job
 from shoal.run.processes import Processes
 from shoal.run.schedule import HostCollector
+from shoal.user_code import LONGEST
 
 
 class Counted:
@@ -242,9 +243,10 @@ class Trainer(Counted):
             bad = ~torch.isfinite(tensor.float())
             if bool(bad.any()):
                 t, env, agent = (int(i) for i in bad.nonzero()[0][:3])
+                values = excerpt(tensor[t, env, agent].tolist(), LONGEST)
                 return (
                     f"Env {self.first_env + env}, agent {agent} of {self.job.world} gave a {field} that is not finite "
-                    f"({tensor[t, env, agent].tolist()}) at row {t} of the rollout after {self.steps} env steps.",
+                    f"({values}) at row {t} of the rollout after {self.steps} env steps.",
                     self._env_state(env),
                 )
         return None

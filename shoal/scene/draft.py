@@ -3,14 +3,17 @@
 import math
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, excerpt
 from shoal.scene.scene import FARTHEST, LARGEST_EXTENT, Material, Scene, check_scene
 
 LARGEST_COUNT = 50_000_000
 """Triangles. A search tree over more than that does not fit on the devices this is made for."""
+LONGEST_NAME = 100
+"""Characters of a name that a label is made from."""
 UPS = ("auto", "y", "z")
 
 _MEANINGLESS = frozenset(
@@ -41,6 +44,8 @@ class Draft:
     """Labels; the empty name is no label."""
     materials: list[Material]
     textures: list[np.ndarray] = field(default_factory=list)
+    missing: tuple[str, ...] = ()
+    """References to pictures that lead to no file."""
     notes: list[str] = field(default_factory=list)
 
 
@@ -60,14 +65,17 @@ def check_count(name: str, count: int) -> None:
 
 def label(*candidates: str) -> str:
     """What an object is called, from the first name that says anything: "Chair_12" and "chair.001" are a "chair"."""
-    for candidate in candidates:
-        name = re.sub(r"[\s_.\-:#()\[\]]*\d*[\s_.\-:#()\[\]]*$", "", candidate.strip())
-        while name != (shorter := re.sub(r"[\s_.\-:#()\[\]]+\d+$", "", name)):
-            name = shorter
-        name = name.strip(" _.-:#").lower()
-        if name and name not in _MEANINGLESS and not name.isdigit():
-            return name
-    return ""
+    return next((name for candidate in candidates if (name := _plain(candidate[:LONGEST_NAME]))), "")
+
+
+@lru_cache(4096)
+def _plain(name: str) -> str:
+    """A name without what numbers it; the empty one where it says nothing."""
+    name = re.sub(r"[\s_.\-:#()\[\]]*\d*[\s_.\-:#()\[\]]*$", "", name.strip())
+    while name != (shorter := re.sub(r"[\s_.\-:#()\[\]]+\d+$", "", name)):
+        name = shorter
+    name = name.strip(" _.-:#").lower()
+    return "" if name in _MEANINGLESS or name.isdigit() else excerpt(name)
 
 
 def finish(draft: Draft, name: str, up: str, scale: float) -> Scene:
@@ -107,6 +115,7 @@ def finish(draft: Draft, name: str, up: str, scale: float) -> Scene:
             materials=tuple(draft.materials),
             textures=tuple(draft.textures),
             labels=tuple(labels),
+            missing=draft.missing,
             notes=tuple(notes),
         )
     )

@@ -6,21 +6,25 @@ into an exception without a cause, or silently leaves out what it does not know 
 
 import base64
 import json
+import math
 import struct
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
 
-from shoal.errors import ShoalError
+from shoal.core.store import free_memory
+from shoal.errors import ShoalError, excerpt
 from shoal.scene.draft import LARGEST_COUNT, Draft, check_count, label
 from shoal.scene.files import Pictures, Source
 from shoal.scene.scene import Material
 
 _COMPONENTS = {5120: "<i1", 5121: "<u1", 5122: "<i2", 5123: "<u2", 5125: "<u4", 5126: "<f4"}
 _WIDTHS = {"SCALAR": 1, "VEC2": 2, "VEC3": 3, "VEC4": 4}
+_TRANSFORMS = frozenset({"matrix", "rotation", "scale", "translation"})
 _TRIANGLES, _STRIP, _FAN = 4, 5, 6
 _COMPRESSED = {
     "KHR_draco_mesh_compression": "Draco-compressed",
@@ -28,6 +32,10 @@ _COMPRESSED = {
     "KHR_meshopt_compression": "meshopt-compressed",
     "KHR_texture_basisu": "with KTX2 (Basis) pictures",
 }
+LARGEST_LIST = 10**6
+"""Nodes, meshes and so on in a file, parts of meshes that its nodes place, and entries of an accessor without data."""
+_TRIANGLE_BYTES, _VERTEX_BYTES = 150, 100
+"""What reading takes for each, about."""
 _UNDERSTOOD = frozenset({"KHR_texture_transform", "KHR_mesh_quantization", "EXT_texture_webp", "KHR_lights_punctual"})
 
 
@@ -98,12 +106,39 @@ def _compressed(name: str, extension: str) -> str:
     return f"{name} is {_COMPRESSED[extension]} ({extension}), which is not read; {remedy}."
 
 
+@dataclass
+class _Part:
+    """A primitive of a mesh in the mesh's own axes."""
+
+    points: np.ndarray
+    """float64 [V, 3]."""
+    faces: np.ndarray
+    """int64 [T, 3]."""
+    uv: np.ndarray
+    """float32 [T, 3, 2]."""
+    colours: np.ndarray
+    """uint8 [T, 3, 4]."""
+    material: int
+
+    @cached_property
+    def materials(self) -> np.ndarray:
+        """int32 [T]."""
+        return np.full(len(self.faces), self.material, np.int32)
+
+
 class _Reader:
+    """Each item of the file is checked and decoded once, however many others refer to it."""
+
     def __init__(self, source: Source):
         self.source, self.name = source, source.name
         self.tree, self.binary = _open(source)
-        self.pictures = Pictures(source.name)
-        self.notes: list[str] = []
+        self.pictures = Pictures(source)
+        self.skins = 0
+        self.untextured: dict[int, None] = {}
+        """Materials with a texture on triangles without texture coordinates."""
+        self._lists: dict[str, list[dict]] = {}
+        self._meshes: dict[int, list[dict]] = {}
+        self._parts: dict[int, list[_Part]] = {}
         self._buffers: dict[int, bytes] = {}
         self._arrays: dict[int, np.ndarray] = {}
         self._materials: dict[int | None, int] = {}
@@ -114,55 +149,94 @@ class _Reader:
 
     def draft(self) -> Draft:
         places = self._places()
-        primitives = [p for _, mesh, _ in places for p in self._primitives(mesh) if self._count(p)]
-        check_count(self.name, sum(self._count(p) for p in primitives))
-        # One mesh may be placed many times over, so a small file can hold any number of vertices too.
-        check_count(self.name, sum(self._points(p) for p in primitives) // 3)
-        vertices, triangles, uv, colours, material, instance, named = [], [], [], [], [], [], []
-        names: list[str] = []
-        skipped, total = 0, 0
-        for number, (matrix, mesh, name) in enumerate(places, start=1):
-            names.append(name)
-            for primitive in self._primitives(mesh):
-                if self._count(primitive) == 0:
-                    skipped += primitive.get("mode", _TRIANGLES) not in (_TRIANGLES, _STRIP, _FAN)
-                    continue
-                points = self._attribute(primitive, "POSITION", 3)
-                faces = self._faces(primitive, len(points))
-                vertices.append(points @ matrix[:3, :3].T + matrix[:3, 3])
-                triangles.append(faces + total)
-                total += len(points)
-                shade = self._colours(primitive, len(points))
-                index = self._material(primitive.get("material"))
-                if shade[:, 3].min() < 255:
-                    self._faint.add(index)
-                uv.append(self._uv(primitive, len(points))[faces])
-                colours.append(shade[faces])
-                material.append(np.full(len(faces), index, np.int32))
-                instance.append(np.full(len(faces), number, np.int32))
-                named.append(np.full(len(faces), number - 1, np.int32))
-        if skipped:
-            self.notes.append(f"{skipped} sets of points or lines were left out")
-        if not triangles:
+        self._check_size([mesh for _, mesh, _ in places])
+        vertices, triangles, placed, counts = [], [], [], []
+        total = 0
+        for matrix, mesh, _ in places:
+            count = 0
+            for part in self._decoded(mesh):
+                vertices.append(part.points @ matrix[:3, :3].T + matrix[:3, 3])
+                triangles.append(part.faces + total)
+                total += len(part.points)
+                count += len(part.faces)
+                placed.append(part)
+            counts.append(count)
+        if not placed:
             raise ShoalError(f"{self.name} holds no triangles: {len(places)} nodes with a mesh, none with faces.")
+        named = np.repeat(np.arange(len(places), dtype=np.int32), counts)
         return Draft(
             vertices=np.concatenate(vertices),
             triangles=np.concatenate(triangles),
-            uv=np.concatenate(uv),
-            colours=np.concatenate(colours),
-            material=np.concatenate(material),
-            instance=np.concatenate(instance),
-            named=np.concatenate(named),
-            names=names,
+            uv=np.concatenate([part.uv for part in placed]),
+            colours=np.concatenate([part.colours for part in placed]),
+            material=np.concatenate([part.materials for part in placed]),
+            instance=named + np.int32(1),
+            named=named,
+            names=[name for _, _, name in places],
             materials=self._finished(),
             textures=self.pictures.textures,
-            notes=self.notes,
+            missing=self.pictures.missing,
+            notes=self._notes([mesh for _, mesh, _ in places]),
         )
+
+    def _check_size(self, placed: list[int]) -> None:
+        """Refuse more than can be read, before anything of that size is made: meshes may be placed many times."""
+        triangles = vertices = parts = 0
+        sizes: dict[int, tuple[int, int, int]] = {}
+        for mesh in placed:
+            if mesh not in sizes:
+                shown = [(count, self._points(p)) for p in self._primitives(mesh) if (count := self._count(p))]
+                sizes[mesh] = len(shown), sum(count for count, _ in shown), sum(points for _, points in shown)
+            parts, triangles, vertices = parts + sizes[mesh][0], triangles + sizes[mesh][1], vertices + sizes[mesh][2]
+        check_count(self.name, triangles)
+        check_count(self.name, vertices // 3)
+        if parts > LARGEST_LIST:
+            raise ShoalError(
+                f"{self.name} places {parts:,} parts of meshes; at most {LARGEST_LIST:,} are read: join them."
+            )
+        need, free = triangles * _TRIANGLE_BYTES + vertices * _VERTEX_BYTES, free_memory("cpu")
+        if need > free:
+            raise ShoalError(
+                f"{self.name} takes about {need / 1e9:.1f} GB of memory to read, and {free / 1e9:.1f} GB are free: "
+                "simplify or split it."
+            )
+
+    def _decoded(self, mesh: int) -> list[_Part]:
+        """The primitives of a mesh that hold triangles."""
+        if mesh not in self._parts:
+            self._parts[mesh] = [self._part(p) for p in self._primitives(mesh) if self._count(p)]
+        return self._parts[mesh]
+
+    def _part(self, primitive: dict) -> _Part:
+        points = self._attribute(primitive, "POSITION", 3)
+        faces = self._faces(primitive, len(points))
+        shade = self._colours(primitive, len(points))
+        index = self._material(primitive.get("material"))
+        if shade[:, 3].min() < 255:
+            self._faint.add(index)
+        return _Part(points, faces, self._uv(primitive, len(points))[faces], shade[faces], index)
+
+    def _notes(self, placed: list[int]) -> list[str]:
+        notes = []
+        if self.skins:
+            notes.append(f"{self.skins} nodes have a skin, which was ignored: they stand in their resting pose")
+        if self.untextured:
+            first, *others = self.untextured
+            more = f" and {len(others)} more" if others else ""
+            notes.append(f"material {first}{more} has a texture, but not all of its triangles have texture coordinates")
+        odd = {mesh: sum(self._is_odd(p) for p in self._primitives(mesh)) for mesh in set(placed)}
+        if skipped := sum(odd[mesh] for mesh in placed):
+            notes.append(f"{skipped} sets of points or lines were left out")
+        return notes
+
+    def _is_odd(self, primitive: dict) -> bool:
+        """Whether it holds points or lines."""
+        return primitive.get("mode", _TRIANGLES) not in (_TRIANGLES, _STRIP, _FAN)
 
     # --- Where things are ----------------------------------------------------------------------------------------
 
-    def _places(self) -> list[tuple[np.ndarray, dict, str]]:
-        """For every node with a mesh: float64 [4, 4] to the scene, the mesh, the label."""
+    def _places(self) -> list[tuple[np.ndarray, int, str]]:
+        """For every node with a mesh: float64 [4, 4] to the scene, the number of the mesh, the label."""
         nodes = self._list("nodes")
         if "scenes" in self.tree:
             roots = self._item("scenes", self.tree.get("scene", 0)).get("nodes", [])
@@ -177,13 +251,12 @@ class _Reader:
             if index in seen:
                 raise ShoalError(f"{self.name} is damaged: node {index} has two parents, or is its own ancestor.")
             seen.add(index)
-            matrix = above @ self._matrix(index, node)
+            matrix = above @ self._matrix(index, node) if node.keys() & _TRANSFORMS else above
             mesh = self._item("meshes", node["mesh"]) if "mesh" in node else {}
-            name = label(str(node.get("name", "")), str(mesh.get("name", "")), inherited)
+            name = label(_text(node.get("name")), _text(mesh.get("name")), inherited)
             if mesh:
-                places.append((matrix, mesh, name))
-                if "skin" in node:
-                    self.notes.append(f"node {index} has a skin, which was ignored: it stands in its resting pose")
+                places.append((matrix, node["mesh"], name))
+                self.skins += "skin" in node
             waiting += [(child, matrix, name) for child in reversed(node.get("children", []))]
         return places
 
@@ -222,10 +295,11 @@ class _Reader:
                 texture = self._texture(surface["texture"])
             cutoff = 0.0
             if given.get("alphaMode") == "MASK":
-                cutoff = float(self._numbers([given.get("alphaCutoff", 0.5)], 1, f"the cut-off of material {index}")[0])
+                cutoff = self._numbers([given.get("alphaCutoff", 0.5)], 1, f"the cut-off of material {index}")[0]
+                cutoff = float(cutoff.clip(0, 2))  # beyond 1 nothing is left; a float32 holds it
             elif given.get("alphaMode") == "BLEND":
                 self._blending.add(len(self.materials))
-            self.materials.append(Material(str(given.get("name", "")), shown, texture, cutoff))
+            self.materials.append(Material(_text(given.get("name")), shown, texture, cutoff))
             self._materials[index] = len(self.materials) - 1
         return self._materials[index]
 
@@ -233,9 +307,7 @@ class _Reader:
         """The materials; those that blend are cut out at one half where anything about them has an alpha."""
         done = list(self.materials)
         for i in self._blending:
-            picture = done[i].texture
-            faint = picture >= 0 and self.pictures.textures[picture][..., 3].min() < 255
-            if faint or done[i].colour[3] < 1 or i in self._faint:
+            if self.pictures.faint(done[i].texture) or done[i].colour[3] < 1 or i in self._faint:
                 done[i] = replace(done[i], cutoff=0.5)
         return done
 
@@ -255,19 +327,22 @@ class _Reader:
             if "KHR_texture_basisu" in extensions:
                 raise ShoalError(_compressed(self.name, "KHR_texture_basisu"))
             raise ShoalError(f"{self.name}: texture {info.get('index')} has no picture.")
-        known = self.pictures.known(index)
-        if known is not None:
-            return known
         image = self._item("images", index)
-        if "bufferView" in image:
-            what, data = f"the picture {index} inside it", self._view(image["bufferView"])[0]
-        else:
-            uri = image.get("uri")
-            what = (
-                f"the picture {uri!r}" if isinstance(uri, str) and not uri.startswith("data:") else f"picture {index}"
-            )
-            data = self._uri(uri, "picture")
-        return self.pictures.add(index, self.pictures.decode(bytes(data), what))
+        uri, view = image.get("uri"), image.get("bufferView")
+        if view is not None:
+            key, what = ("view", view), f"the picture {index} inside it"
+            return self.pictures.number(key, lambda: self.pictures.decode(key, bytes(self._view(view)[0]), what))
+        if isinstance(uri, str) and not uri.startswith("data:"):
+            path = self.pictures.find(unquote(uri))
+            return -1 if path is None else self._picture_file(path, uri)
+        key = ("image", index)
+        return self.pictures.number(
+            key, lambda: self.pictures.decode(key, self._uri(uri, "picture"), f"picture {index}")
+        )
+
+    def _picture_file(self, path: Path, uri: str) -> int:
+        key = self.source.identity(path)
+        return self.pictures.number(key, lambda: self.pictures.read(path, f"the picture {excerpt(uri)!r}"))
 
     def _uv(self, primitive: dict, count: int) -> np.ndarray:
         """float32 [V, 2], v up. The file's v points down; its texture transforms are applied here."""
@@ -276,9 +351,8 @@ class _Reader:
         transform = (info or {}).get("extensions", {}).get("KHR_texture_transform", {})
         layer = transform.get("texCoord", (info or {}).get("texCoord", 0))
         if info is None or f"TEXCOORD_{layer}" not in primitive["attributes"]:
-            note = f"material {index} has a texture, but not all of its triangles have texture coordinates"
-            if info is not None and note not in self.notes:
-                self.notes.append(note)
+            if info is not None and index is not None:
+                self.untextured[index] = None
             return np.zeros((count, 2), np.float32)
         uv = self._attribute(primitive, f"TEXCOORD_{layer}", 2, count)
         if transform:
@@ -302,13 +376,15 @@ class _Reader:
 
     # --- Triangles -----------------------------------------------------------------------------------------------
 
-    def _primitives(self, mesh: dict) -> list[dict]:
-        primitives = mesh.get("primitives")
-        if not isinstance(primitives, list) or not all(
-            isinstance(p, dict) and isinstance(p.get("attributes"), dict) for p in primitives
-        ):
-            raise ShoalError(f"{self.name} is damaged: a mesh has no list of primitives with attributes.")
-        return primitives
+    def _primitives(self, mesh: int) -> list[dict]:
+        if mesh not in self._meshes:
+            primitives = self._item("meshes", mesh).get("primitives")
+            if not isinstance(primitives, list) or not all(
+                isinstance(p, dict) and isinstance(p.get("attributes"), dict) for p in primitives
+            ):
+                raise ShoalError(f"{self.name} is damaged: a mesh has no list of primitives with attributes.")
+            self._meshes[mesh] = primitives
+        return self._meshes[mesh]
 
     def _count(self, primitive: dict) -> int:
         """How many triangles a primitive has, by its own word."""
@@ -346,8 +422,8 @@ class _Reader:
     def _attribute(self, primitive: dict, name: str, widths: int | tuple[int, ...], count: int | None = None):
         index = primitive["attributes"][name]
         if name == "POSITION" and "bufferView" not in (accessor := self._item("accessors", index)):
-            for extension in primitive.get("extensions", {}):
-                if extension in _COMPRESSED and "sparse" not in accessor:
+            for extension in _COMPRESSED:
+                if extension in primitive.get("extensions", {}) and "sparse" not in accessor:
                     raise ShoalError(_compressed(self.name, extension))
         array = self._accessor(index, (widths,) if isinstance(widths, int) else widths)
         if count is not None and len(array) != count:
@@ -369,7 +445,7 @@ class _Reader:
             width = _WIDTHS.get(accessor.get("type"), 0)
             if width not in widths:
                 raise ShoalError(
-                    f"{self.name}: {what} is of type {accessor.get('type')!r}, which does not fit its use."
+                    f"{self.name}: {what} is of type {excerpt(repr(accessor.get('type')))}, which does not fit its use."
                 )
             kind = self._component(accessor.get("componentType"), what)
             if whole and kind.kind != "u":
@@ -390,6 +466,8 @@ class _Reader:
 
     def _sparse(self, array: np.ndarray, sparse: dict, width: int, kind: np.dtype, what: str) -> np.ndarray:
         count = self._whole(sparse.get("count"), f"the sparse count of {what}")
+        if count > len(array):
+            raise ShoalError(f"{self.name}: {what} replaces {count:,} entries, but it has {len(array):,}.")
         place = self._component(sparse["indices"].get("componentType"), what)
         where = self._block(sparse["indices"], count, 1, place, f"the sparse part of {what}")[:, 0]
         if count and (where.max() >= len(array) or where.min() < 0):
@@ -401,6 +479,10 @@ class _Reader:
     def _block(self, place: dict, count: int, width: int, kind: np.dtype, what: str) -> np.ndarray:
         """[count, width] out of a buffer view, or zeros where there is none."""
         if "bufferView" not in place:
+            if count > LARGEST_LIST:
+                raise ShoalError(
+                    f"{self.name}: {what} claims {count:,} entries without data; at most {LARGEST_LIST:,} are read."
+                )
             return np.zeros((count, width), kind)
         data, stride = self._view(place["bufferView"])
         start = self._whole(place.get("byteOffset", 0), f"the offset of {what}")
@@ -420,8 +502,8 @@ class _Reader:
         view = self._item("bufferViews", index)
         which = view.get("buffer")
         buffer = self._item("buffers", which)
-        for extension in view.get("extensions", {}):
-            if extension in _COMPRESSED and "uri" not in buffer and which != 0:
+        for extension in _COMPRESSED:
+            if extension in view.get("extensions", {}) and "uri" not in buffer and which != 0:
                 raise ShoalError(_compressed(self.name, extension))
         if which not in self._buffers:
             self._buffers[which] = self._buffer(which, buffer)
@@ -456,7 +538,7 @@ class _Reader:
             return self.source.read(unquote(uri), what)
         head, comma, body = uri.partition(",")
         if not comma or not head.endswith(";base64"):
-            raise ShoalError(f"{self.name}: a {what} is written as {head[:40]!r}, which is not base64.")
+            raise ShoalError(f"{self.name}: a {what} is written as {excerpt(head, 40)!r}, which is not base64.")
         try:
             return base64.b64decode(body)
         except ValueError as error:
@@ -465,35 +547,48 @@ class _Reader:
     # --- Numbers and indices -------------------------------------------------------------------------------------
 
     def _list(self, kind: str) -> list[dict]:
-        items = self.tree.get(kind, [])
-        if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-            raise ShoalError(f"{self.name} is damaged: its {kind!r} is not a list of objects.")
-        return items
+        if kind not in self._lists:
+            items = self.tree.get(kind, [])
+            if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+                raise ShoalError(f"{self.name} is damaged: its {kind!r} is not a list of objects.")
+            if len(items) > LARGEST_LIST:
+                raise ShoalError(
+                    f"{self.name} has {len(items):,} {kind!r}; at most {LARGEST_LIST:,} are read: simplify or split it."
+                )
+            self._lists[kind] = items
+        return self._lists[kind]
 
     def _item(self, kind: str, index: Any) -> dict:
         items = self._list(kind)
         if type(index) is not int or not 0 <= index < len(items):
-            raise ShoalError(f"{self.name} refers to number {index!r} of its {kind!r}, but there are {len(items)}.")
+            raise ShoalError(
+                f"{self.name} refers to number {excerpt(index)} of its {kind!r}, but there are {len(items)}."
+            )
         return items[index]
 
     def _whole(self, value: Any, what: str) -> int:
         if type(value) is not int or value < 0:
-            raise ShoalError(f"{self.name}: {what} must be a whole number, not {value!r}.")
+            raise ShoalError(f"{self.name}: {what} must be a whole number, not {excerpt(repr(value))}.")
         return value
 
     def _component(self, code: Any, what: str) -> np.dtype:
         if code not in _COMPONENTS:
-            raise ShoalError(f"{self.name}: {what} has the unknown component type {code!r}.")
+            raise ShoalError(f"{self.name}: {what} has the unknown component type {excerpt(repr(code))}.")
         return np.dtype(_COMPONENTS[code])
 
     def _numbers(self, values: Any, count: int, what: str) -> np.ndarray:
         if (
             not isinstance(values, list)
             or len(values) != count
-            or not all(isinstance(v, (int, float)) and np.isfinite(v) for v in values)
+            or not all(isinstance(v, (int, float)) and math.isfinite(v) for v in values)
         ):
-            raise ShoalError(f"{self.name}: {what} must be {count} finite numbers, not {values!r}.")
+            raise ShoalError(f"{self.name}: {what} must be {count} finite numbers, not {excerpt(repr(values))}.")
         return np.array(values, dtype=np.float64)
+
+
+def _text(name: Any) -> str:
+    """A name that is one; others are left out."""
+    return name if isinstance(name, str) else ""
 
 
 def to_srgb(linear: np.ndarray) -> np.ndarray:

@@ -4,16 +4,16 @@ import numpy as np
 
 from shoal.scene.pack import SECTIONS
 from shoal.scene.scene import Scene
-from shoal.scene.sources import open_scene, prepare
+from shoal.scene.sources import fetch, open_scene
 
 SMALL, LARGE = 0.05, 300.0
 """Metres; a scene that is smaller or larger was probably drawn in another unit."""
 
 
-def scene_info(source: str, up: str = "auto", scale: float = 1.0) -> list[str]:
+def scene_info(source: str, up: str = "auto", scale: float = 1.0, strict: bool = False) -> list[str]:
     """Lines about a scene: what it is made of, how large it is, and what it takes on a device."""
-    scene = open_scene(source, up, scale)
-    packed = prepare(source, up, scale)
+    scene = open_scene(source, up, scale, strict)
+    packed = fetch(source, up, scale)
     low, high = scene.bounds
     extent = high - low
     lines = [

@@ -7,13 +7,16 @@ from pathlib import Path
 
 import numpy as np
 
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, excerpt
 from shoal.scene.draft import Draft, check_settings, finish
-from shoal.scene.files import Source
+from shoal.scene.files import Source, check_textures
 from shoal.scene.gltf import gltf_references, read_gltf
 from shoal.scene.obj import obj_references, read_obj
 from shoal.scene.ply import ply_references, read_ply
 from shoal.scene.scene import Scene
+
+LONGEST_MESSAGE = 1000
+"""Characters of a refusal, whatever a file puts into it."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +40,17 @@ ENDINGS = tuple(_FORMATS)
 """The endings of files that can be loaded."""
 
 
-def load_scene(path: str | Path, up: str = "auto", scale: float = 1.0) -> Scene:
+def load_scene(path: str | Path, up: str = "auto", scale: float = 1.0, strict: bool = False) -> Scene:
     """A mesh file as a scene, in metres and z up.
 
     `up` is the file's own axis: "auto" takes y for glTF (its standard) and OBJ (its custom) and z for PLY; scans in
     .glb are often z up in truth, so look at the scene's bounds. A y-up point (x, y, z) becomes (x, -z, y). `scale` is
-    the length of the file's unit in metres. What was mended or left out stands in the scene's notes.
+    the length of the file's unit in metres. What was mended or left out stands in the scene's notes. Missing textures
+    are a warning, or, if `strict`, an error.
     """
-    return build(Source(path), up, scale)
+    scene = build(Source(path), up, scale)
+    check_textures(scene.name, scene.missing, strict)
+    return scene
 
 
 def build(source: Source, up: str = "auto", scale: float = 1.0) -> Scene:
@@ -71,12 +77,13 @@ def _form(source: Source) -> _Format:
 
 
 def _guarded(source: Source, form: _Format, action: Callable):
-    """What a reader returns. Damage that no check foresaw still becomes one sentence."""
+    """What a reader returns. Damage that no check foresaw still becomes one sentence; control codes are escaped."""
     try:
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return action(source)
-    except ShoalError:
-        raise
+    except ShoalError as error:
+        raise ShoalError(excerpt(error, LONGEST_MESSAGE)) from None
     except Exception as error:
-        raise ShoalError(f"{source.name} could not be read as {form.name}: {type(error).__name__}: {error}.") from error
+        cause = excerpt(f"{type(error).__name__}: {error}", LONGEST_MESSAGE)
+        raise ShoalError(f"{source.name} could not be read as {form.name}: {cause}.") from error

@@ -5,13 +5,15 @@ from the line they stand on, faces with and without texture coordinates side by 
 """
 
 import re
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, excerpt
 from shoal.scene.draft import Draft, check_count, label
 from shoal.scene.files import Pictures, Source
 from shoal.scene.polygons import triangulate
@@ -44,12 +46,12 @@ class _Mtl:
 def read_obj(source: Source) -> Draft:
     """All faces, cut into triangles; every object or group of the file is one instance."""
     text = _Text(source)
-    pictures = Pictures(source.name)
+    pictures = Pictures(source)
     library, notes = _libraries(source)
     corners, counts, state = text.faces()
     at, uv_at = corners[:, 0], corners[:, 1]
     points, colours = text.points()
-    picks, face = triangulate(points[at], counts)
+    picks, face = triangulate(source.name, points[at], counts)
     check_count(source.name, len(picks))
     small = int((counts < 3).sum())
     if small:
@@ -81,12 +83,12 @@ def read_obj(source: Source) -> Draft:
     if unknown and library:
         notes.append(f"white, because no file describes it: {_first(unknown)}")
     material = np.array([materials[name] for _, _, name in names], np.int32)[mine]
-    for i, (stretch, offset) in enumerate(stretches):
-        if (stretch, offset) != ((1.0, 1.0), (0.0, 0.0)):
-            uv[material == i] = uv[material == i] * np.float32(stretch) + np.float32(offset)
-    bare = [
-        m.name for i, m in enumerate(scene_materials) if m.texture >= 0 and (uv_at[picks][material == i] == 0).any()
-    ]
+    options = np.array(stretches, np.float32).reshape(-1, 2, 2)
+    stretched = (options != [[1.0, 1.0], [0.0, 0.0]]).any((1, 2))[material]
+    stretch, offset = options[material[stretched]].swapaxes(0, 1)[:, :, None]
+    uv[stretched] = uv[stretched] * stretch + offset
+    lacking = np.unique(material[(uv_at[picks] == 0).any(1)])
+    bare = [scene_materials[i].name for i in lacking if scene_materials[i].texture >= 0]
     if bare:
         notes.append(f"textured, but not all of its faces have texture coordinates: {_first(bare)}")
     hidden = [m.name for m in scene_materials if m.colour[3] < m.cutoff]
@@ -107,6 +109,7 @@ def read_obj(source: Source) -> Draft:
         names=[label(thing, group, "" if thing or group else name or "") for thing, group, name in names],
         materials=scene_materials,
         textures=pictures.textures,
+        missing=pictures.missing,
         notes=notes,
     )
 
@@ -114,12 +117,11 @@ def read_obj(source: Source) -> Draft:
 def obj_references(source: Source) -> list[Path | None]:
     """The material files and pictures it is made of; None for each that is missing."""
     found: list[Path | None] = []
-    for _, path in _library_files(source):
-        found.append(path)
-        if path is not None:
-            for mtl in _parse_mtl(source, path).values():
-                found += [source.find(p, path) for p in (mtl.picture, mtl.mask) if p]
-    return found
+    files = _library_files(source)
+    for path, library in _parsed(source, files):
+        for mtl in library.values():
+            found += [source.find(p, path) for p in (mtl.picture, mtl.mask) if p]
+    return [*(path for _, path in files), *found]
 
 
 class _Text:
@@ -167,7 +169,7 @@ class _Text:
             elif key == "vt":
                 uv.append(rest)
             elif key in ("usemtl", "g", "o"):
-                rest = rest.strip()
+                rest = sys.intern(rest.strip())  # compared for every face that follows
                 if key == "usemtl":
                     material = rest
                 elif key == "g":
@@ -280,12 +282,20 @@ def _library_files(source: Source) -> list[tuple[str, Path | None]]:
 def _libraries(source: Source) -> tuple[dict[str | None, _Mtl], list[str]]:
     library: dict[str | None, _Mtl] = {}
     notes = []
-    for name, path in _library_files(source):
+    files = _library_files(source)
+    for name, path in files:
         if path is None:
             notes.append(f"the material file {name!r} is missing; what it describes is white")
-        else:
-            library.update(_parse_mtl(source, path))
+    for _, found in _parsed(source, files):
+        library.update(found)
     return library, notes
+
+
+def _parsed(source: Source, files: list[tuple[str, Path | None]]) -> Iterator[tuple[Path, dict[str, _Mtl]]]:
+    """The materials of each file, once for all names that lead to it."""
+    paths = {source.identity(path): path for _, path in reversed(files) if path is not None}
+    for path in reversed(paths.values()):
+        yield path, _parse_mtl(source, path)
 
 
 def _parse_mtl(source: Source, path: Path) -> dict[str, _Mtl]:
@@ -324,15 +334,14 @@ def _parse_mtl(source: Source, path: Path) -> dict[str, _Mtl]:
 def _map(rest: str) -> tuple[str, dict[str, list[float]]]:
     """The file name of a texture, which may hold spaces, and the options before it."""
     options: dict[str, list[float]] = {}
-    while rest.startswith("-"):
-        option, _, rest = rest.partition(" ")
-        words = rest.split()
-        numbers = _leading_numbers(words[: _OPTIONS[option]]) if option in _OPTIONS else []
-        for _ in range(len(numbers) if option in _OPTIONS else 1):
-            rest = rest.lstrip().partition(" ")[2]
-        options[option] = numbers
-        rest = rest.lstrip()
-    return rest.strip().strip('"'), options
+    words = list(re.finditer(r"\S+", rest))
+    at = 0
+    while at < len(words) and words[at][0].startswith("-"):
+        option = words[at][0]
+        following = [word[0] for word in words[at + 1 : at + 1 + _OPTIONS.get(option, 0)]]
+        options[option] = _leading_numbers(following)
+        at += 1 + (len(options[option]) if option in _OPTIONS else 1)
+    return (rest[words[at].start() :] if at < len(words) else "").strip().strip('"'), options
 
 
 def _first(names: list[str]) -> str:
@@ -353,34 +362,31 @@ def _leading_numbers(words: list[str]) -> list[float]:
 def _material(source: Source, pictures: Pictures, name: str, mtl: _Mtl) -> Material:
     """A material with its texture decoded. A see-through colour or texture is cut out at one half."""
     texture = -1
-    if mtl.picture or mtl.mask:
-        key = (mtl.file, mtl.picture, mtl.mask)
-        known = pictures.known(key)
-        texture = known if known is not None else pictures.add(key, _texture(source, pictures, mtl))
+    picture, mask = (pictures.find(name, mtl.file) if name else None for name in (mtl.picture, mtl.mask))
+    if picture or mask:
+        key = tuple(path and source.identity(path) for path in (picture, mask))
+        texture = pictures.number(key, lambda: _texture(pictures, mtl, picture, mask))
     colour = mtl.colour
     if mtl.picture and max(colour) <= 0.0:
         colour = (1.0, 1.0, 1.0)  # exporters write black for "the texture says it all"
     r, g, b, alpha = (float(c) for c in np.nan_to_num(np.array([*colour, mtl.opacity]), nan=1.0).clip(0, 1))
-    through = alpha < 1 or (texture >= 0 and pictures.textures[texture][..., 3].min() < 255)
-    return Material(name, (r, g, b, alpha), texture, 0.5 if through else 0.0)
+    return Material(name, (r, g, b, alpha), texture, 0.5 if alpha < 1 or pictures.faint(texture) else 0.0)
 
 
-def _texture(source: Source, pictures: Pictures, mtl: _Mtl) -> np.ndarray:
-    """The picture, with the mask as its alpha."""
-    picture = None
-    if mtl.picture:
-        data = source.read(mtl.picture, "texture", mtl.file)
-        picture = pictures.decode(data, f"the texture {mtl.picture!r}")
-    if not mtl.mask:
+def _texture(pictures: Pictures, mtl: _Mtl, picture_file: Path | None, mask_file: Path | None) -> np.ndarray:
+    """The picture, with the mask as its alpha; one of them at least is there."""
+    picture = pictures.read(picture_file, f"the texture {excerpt(mtl.picture)!r}") if picture_file else None
+    mask = pictures.read(mask_file, f"the texture {excerpt(mtl.mask)!r}") if mask_file else None
+    if mask is None:
         assert picture is not None
         return picture
-    mask = pictures.decode(source.read(mtl.mask, "texture", mtl.file), f"the texture {mtl.mask!r}")
-    if picture is not None and mtl.mask == mtl.picture and mask[..., 3].min() < 255:
-        return picture  # one picture serves as both: its own alpha is meant
+    if picture is mask and mask[..., 3].min() < 255:
+        return mask  # one picture serves as both: its own alpha is meant
     alpha = mask[..., 3] if mask[..., 3].min() < 255 else mask[..., :3].max(2)
     if picture is None:
         picture = np.full_like(mask, 255)
     height, width, _ = picture.shape
+    pictures.count(alpha.size + height * width)  # each pair of files costs as much once more
     if alpha.shape != (height, width):
         alpha = np.asarray(Image.fromarray(alpha).resize((width, height)))
     return np.dstack([picture[..., :3], alpha])

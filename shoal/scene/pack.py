@@ -54,6 +54,8 @@ class Packed:
     """Whether any triangle has parts cut out."""
     notes: tuple[str, ...]
     """What was left out or mended while loading."""
+    missing: tuple[str, ...] = ()
+    """Textures that were not there."""
     key: str = ""
     """Of its content, for the cache; a scene that was made in memory has none."""
 
@@ -93,6 +95,7 @@ def pack_scene(scene: Scene, device: str | torch.device = "cpu", largest_texture
         triangles=len(source),
         holes=bool(cutting.any()),
         notes=scene.notes,
+        missing=scene.missing,
     )
 
 

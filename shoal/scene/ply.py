@@ -62,15 +62,15 @@ def read_ply(source: Source) -> Draft:
         raise ShoalError(
             f"{name}: a face refers to vertex {index[bad[0]]}, but there are {len(points)} (counted from 0)."
         )
-    picks, owner = triangulate(points[index], corners.lengths)
+    picks, owner = triangulate(name, points[index], corners.lengths)
     check_count(name, len(picks))
     triangles = index[picks]
     count = len(triangles)
 
-    notes, pictures, texture = [], Pictures(name), -1
+    notes, pictures, texture = [], Pictures(source), -1
     uv = _uv(vertex, face, corners, picks, triangles)
-    if picture and uv is not None:
-        texture = pictures.add(0, pictures.decode(source.read(picture, "texture"), f"the texture {picture!r}"))
+    if picture and uv is not None and (path := pictures.find(picture)) is not None:
+        texture = pictures.number(0, lambda: pictures.read(path, f"the texture {picture!r}"))
     small = int((corners.lengths < 3).sum())
     if small:
         notes.append(f"{small} faces of fewer than three corners were left out")
@@ -101,6 +101,7 @@ def read_ply(source: Source) -> Draft:
         names=names,
         materials=[Material(texture=texture)],
         textures=pictures.textures,
+        missing=pictures.missing,
         notes=notes,
     )
 

@@ -19,6 +19,7 @@ import torch
 from shoal.core.launch import cpu_threads
 from shoal.core.store import full_device
 from shoal.errors import ShoalError
+from shoal.scene.files import check_textures
 from shoal.scene.memory import SceneMemory
 from shoal.scene.pack import Packed
 from shoal.scene.sources import expand
@@ -101,6 +102,7 @@ class ScenePool:
         seed: int = 0,
         up: str = "auto",
         scale: float = 1.0,
+        strict: bool = False,
         workers: int | None = None,
     ):
         self.sources = expand(sources)
@@ -111,6 +113,7 @@ class ScenePool:
         self.resident = min(resident, len(self.sources))
         self.period = period if len(self.sources) > self.resident else 0
         self.device = full_device(device)
+        self._strict = strict
         workers = workers or max(1, min(12, cpu_threads() - 1, self.resident))
         self._workshop = Workshop(course(self.sources, seed), up, scale, workers)
         try:
@@ -153,6 +156,7 @@ class ScenePool:
             outcome = self._workshop.take(wait=True)
             if not isinstance(outcome, Packed):
                 raise ShoalError(outcome or "The preparation of scenes was stopped.")
+            check_textures(outcome.name, outcome.missing, self._strict)
             first.append(outcome)
         need, spare = sum(scene.nbytes for scene in first), SPARE_ROWS if self.period else 0
         if limit is None:
@@ -211,6 +215,7 @@ class ScenePool:
         if outcome is None or (outcome.name, outcome.key) in self._left_out:
             return None
         try:
+            check_textures(outcome.name, outcome.missing, self._strict)
             if outcome.nbytes > self.memory.limit:
                 need, limit = outcome.nbytes / 1e6, self.memory.limit / 1e6
                 raise ShoalError(f"{outcome.name} needs {need:.0f} MB, more than the limit of {limit:.0f} MB.")

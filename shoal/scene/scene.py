@@ -49,6 +49,8 @@ class Scene:
     textures: tuple[np.ndarray, ...] = ()
     """uint8 [height, width, 4] each; row 0 is the top of the picture."""
     labels: tuple[str, ...] = ("unlabelled",)
+    missing: tuple[str, ...] = ()
+    """Textures that its file refers to and that are not there; their surfaces have the color of their material."""
     notes: tuple[str, ...] = field(default=())
     """What was left out or mended while loading, for the user to read."""
 

@@ -11,13 +11,13 @@ import torch
 
 from shoal.errors import ShoalError, unknown
 from shoal.scene.cache import cached
-from shoal.scene.files import Source
+from shoal.scene.files import Source, check_textures
 from shoal.scene.house import BUILDINGS, TEST, TRAIN, make_house
 from shoal.scene.load import ENDINGS, build, content_key
 from shoal.scene.pack import Packed, pack_scene
 from shoal.scene.scene import Scene
 
-FORMAT = 2
+FORMAT = 3
 """Counts up whenever the same file would become another scene, so that older entries of the cache are passed over."""
 
 MOST_HOUSES = 10**6
@@ -25,17 +25,38 @@ MOST_HOUSES = 10**6
 FORMS = "house:SEED or cabin:SEED (house:SEED@DETAIL), or the path of a .glb, .gltf, .obj or .ply file"
 
 
-def open_scene(source: str, up: str = "auto", scale: float = 1.0) -> Scene:
-    """The scene a user names: `house:SEED`, `cabin:SEED` or `house:SEED@DETAIL` is made, all else is a mesh file."""
+def open_scene(source: str, up: str = "auto", scale: float = 1.0, strict: bool = False) -> Scene:
+    """The scene a user names: `house:SEED`, `cabin:SEED` or `house:SEED@DETAIL` is made, all else is a mesh file.
+
+    Missing textures are a warning, or, if `strict`, an error.
+    """
     made = _building(source)
     if made is None:
-        return build(_file(source), up, scale)
+        scene = build(_file(source), up, scale)
+        check_textures(scene.name, scene.missing, strict)
+        return scene
     building, seed, detail = made
     return replace(make_house(seed, detail, building), name=source)
 
 
-def prepare(source: str, up: str = "auto", scale: float = 1.0, device: str | torch.device = "cpu") -> Packed:
-    """A scene ready for rays, from the cache if it was prepared before; else its tree is built on `device`."""
+def prepare(
+    source: str,
+    up: str = "auto",
+    scale: float = 1.0,
+    device: str | torch.device = "cpu",
+    strict: bool = False,
+) -> Packed:
+    """A scene ready for rays, from the cache if it was prepared before; else its tree is built on `device`.
+
+    Missing textures are a warning, or, if `strict`, an error.
+    """
+    packed = fetch(source, up, scale, device)
+    check_textures(packed.name, packed.missing, strict)
+    return packed
+
+
+def fetch(source: str, up: str = "auto", scale: float = 1.0, device: str | torch.device = "cpu") -> Packed:
+    """The same for a process that prepares scenes for another, which checks their textures."""
     made = _building(source)
     if made is None:
         file = _file(source)
@@ -136,6 +157,7 @@ def to_arrays(packed: Packed) -> tuple[dict[str, np.ndarray], dict]:
         triangles=packed.triangles,
         holes=packed.holes,
         notes=packed.notes,
+        missing=packed.missing,
         key=packed.key,
     )
     # Integers: where floats are copied, the bits of those that are no numbers are not safe everywhere.
@@ -154,5 +176,6 @@ def from_arrays(arrays: dict[str, np.ndarray], meta: dict) -> Packed:
         triangles=meta["triangles"],
         holes=meta["holes"],
         notes=tuple(meta["notes"]),
+        missing=tuple(meta["missing"]),
         key=meta.get("key", ""),
     )

@@ -16,7 +16,7 @@ def serve() -> None:
     import torch
 
     from shoal.scene.cache import save_arrays
-    from shoal.scene.sources import prepare, to_arrays
+    from shoal.scene.sources import fetch, to_arrays
 
     torch.set_num_threads(1)
     # What libraries print must not come between the answers.
@@ -24,7 +24,7 @@ def serve() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            packed = prepare(request["source"], request["up"], request["scale"])
+            packed = fetch(request["source"], request["up"], request["scale"])
             save_arrays(Path(request["path"]), *to_arrays(packed))
             answer = {}
         except ShoalError as error:

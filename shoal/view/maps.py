@@ -8,8 +8,9 @@ import torch
 from PIL import Image
 
 from shoal.core.world import Tracks, World
-from shoal.errors import ShoalError, make_folder, writing
+from shoal.errors import ShoalError, make_folder
 from shoal.run.evaluate import Evaluation
+from shoal.run.files import replacing
 from shoal.view.canvas import Canvas
 
 
@@ -46,8 +47,8 @@ class Maps:
             tracks.draw(canvas, env, _title(row))
             scene = "".join(c if c.isalnum() or c in "-." else "_" for c in Path(row.get("scene", "")).name)
             paths.append(folder / f"{env:03d}{'_' * bool(scene)}{scene}.png")
-            with writing(paths[-1]):
-                Image.fromarray(canvas.array()).save(paths[-1])
+            with replacing(paths[-1]) as file:
+                Image.fromarray(canvas.array()).save(file)
         return paths
 
 

@@ -1,12 +1,20 @@
 """Learning curves and benchmark curves as pictures."""
 
+import re
 from pathlib import Path
 from typing import Any
 
-from shoal.errors import ShoalError, new_file, writing
+from shoal.errors import ShoalError, excerpt, new_file
+from shoal.run.files import replacing
 from shoal.run.folder import RunFolder
 
 PICTURES = (".png", ".pdf", ".svg", ".jpg")
+
+RETURN = re.compile(r"rollout/(?:(.+)/)?ep_rew_mean")
+"""Name of the episode return in metrics, by group where there are several."""
+
+MOST_CURVES = 100
+"""Groups of a run beyond these are not drawn."""
 
 
 def _pyplot() -> Any:
@@ -19,8 +27,8 @@ def _pyplot() -> Any:
 
 
 def _save(figure: Any, path: Path) -> Path:
-    with writing(path):
-        figure.savefig(path, dpi=130)
+    with replacing(path) as file:
+        figure.savefig(file, dpi=130)
     _pyplot().close(figure)
     return path
 
@@ -34,28 +42,32 @@ def plot_runs(paths: list[str | Path], out: str | Path | None = None) -> Path:
     for path in paths:
         folder = RunFolder.open(path)
         rows = folder.metrics()
-        keys = sorted({k for row in rows for k in row if k.endswith("ep_rew_mean")})
-        for key in keys:
-            points = [(row["steps"], row[key]) for row in rows if key in row]
-            label = folder.path.name if len(keys) == 1 else f"{folder.path.name} {key.split('/')[1]}"
-            axes.plot(*zip(*points, strict=True), label=f"{label}: training")
-            drawn = True
+        name = _text(folder.path.name)
+        found = {key: match[1] for row in rows for key in row if (match := RETURN.fullmatch(key))}
+        for key, group in sorted(found.items())[:MOST_CURVES]:
+            if points := [(row["steps"], row[key]) for row in rows if row.get(key) is not None]:
+                label = name if len(found) == 1 else f"{name} {_text(group or '')}"
+                axes.plot(*zip(*points, strict=True), label=f"{label}: training")
+                drawn = True
         scores = folder.scores()
         if scores:
             points = [(row["steps"], row["mean"]) for row in scores]
-            axes.plot(
-                *zip(*points, strict=True), "o", color="black", markersize=4, label=f"{folder.path.name}: evaluation"
-            )
+            axes.plot(*zip(*points, strict=True), "o", color="black", markersize=4, label=f"{name}: evaluation")
             drawn = True
     if not drawn:
         plt.close(figure)
         raise ShoalError(f"{paths[0]} has no metrics to draw yet.")
-    axes.set_title(Path(paths[0]).name.replace("__", "  ") if len(paths) == 1 else "")
+    axes.set_title(_text(Path(paths[0]).name.replace("__", "  ")) if len(paths) == 1 else "")
     axes.set_xlabel("env steps")
     axes.set_ylabel("episode return")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=7)
     return _save(figure, target)
+
+
+def _text(name: str) -> str:
+    """A name for a figure, which takes text between dollar signs for a formula."""
+    return excerpt(name).replace("$", r"\$")
 
 
 def plot_bench(rows: list[dict[str, Any]], path: Path) -> Path:

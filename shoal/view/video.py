@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 
 from shoal.core.world import World
-from shoal.errors import ShoalError, new_file, writing
+from shoal.errors import ShoalError, new_file
 from shoal.run.build import make_world
 from shoal.run.evaluate import Player, evaluation_seed
+from shoal.run.files import replacing
 from shoal.run.train import Run
+from shoal.user_code import UserCode
 from shoal.view.canvas import Canvas
 from shoal.view.places import TRAIL
 from shoal.worlds import world_class
@@ -42,7 +44,7 @@ def record(
 
     A video (.mp4 or .gif), or one picture at the end (.png); what is not said follows the kind of file and world.
     """
-    path = new_file(out or run.path / "videos" / f"{run.job.train.algo}.mp4", RECORDINGS, "A recording")
+    path = new_file(out or run.folder.subfolder("videos") / f"{run.job.train.algo}.mp4", RECORDINGS, "A recording")
     still = path.suffix == ".png"
     envs = (STILL_ENVS if still else VIDEO_ENVS) if envs is None else envs
     cls = world_class(run.job.world)
@@ -56,13 +58,13 @@ def record(
             world.picture(None, 0)
         drawn = run.job.train.eval_sample if sample is None else sample
         player = Player(world, run.policies, evaluation_seed(run.job, seed), drawn)
-        with writing(path):
+        with replacing(path) as file:
             if still:
-                _write_still(path, player, steps)
+                _write_still(file, player, steps)
             elif path.suffix == ".gif":
-                _write_gif(path, frames(player, steps), fps)
+                _write_gif(file, frames(player, steps), fps)
             else:
-                _write_video(path, frames(player, steps), fps)
+                _write_video(file, frames(player, steps), fps)
     return path
 
 
@@ -89,7 +91,8 @@ def contact_sheet(world: World, memories: list[dict[str, Any]] | None = None) ->
     sheet = np.full((rows * height, columns * width, 3), 250, dtype=np.uint8)
     for env in range(world.num_envs):
         canvas = Canvas(width, height, memory=memories[env] if memories else None)
-        world.picture(canvas, env)
+        with UserCode(f"A picture of env {env} failed", type(world).picture):
+            world.picture(canvas, env)
         row, column = divmod(env, columns)
         sheet[row * height : (row + 1) * height, column * width : (column + 1) * width] = canvas.array()
     if world.num_envs > 1:  # a thin line between envs
@@ -109,9 +112,12 @@ def _write_still(path: Path, player: Player, steps: int) -> None:
 def _write_video(path: Path, frames, fps: int) -> None:
     import imageio.v2 as imageio
 
-    with imageio.get_writer(path, fps=fps, quality=7, macro_block_size=16) as writer:
-        for frame in frames:
-            writer.append_data(frame)
+    try:
+        with imageio.get_writer(path, fps=fps, quality=7, macro_block_size=16, ffmpeg_log_level="quiet") as writer:
+            for frame in frames:
+                writer.append_data(frame)
+    except OSError:  # its text is ffmpeg's command
+        raise OSError("ffmpeg has stopped; free some space or choose another kind of file") from None
 
 
 def _write_gif(path: Path, frames, fps: int) -> None:

@@ -4,6 +4,7 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+from dataclasses import is_dataclass
 from functools import cache
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -11,6 +12,7 @@ from types import FunctionType
 from typing import Any
 
 from shoal.errors import ShoalError, excerpt, unknown
+from shoal.user_code import UserCode
 
 WORLDS: dict[str, tuple[str, str, str]] = {
     "acrobot": ("shoal.worlds.acrobot", "Acrobot", "Swing the foot of a two-link arm above the bar."),
@@ -81,7 +83,14 @@ def _own(path: str) -> Any:
 
     found = load_object(path, "world")
     if isinstance(found, type) and issubclass(found, World):
+        config = getattr(found, "Config", None)
+        if not (isinstance(config, type) and is_dataclass(config)):
+            raise ShoalError(f"{path}.Config must be a dataclass with the world's settings.")
         return found
+    if not callable(found):
+        raise ShoalError(
+            f"{path} is of type {type(found).__name__}; name a World, an environment or a function that makes one."
+        )
     from shoal.host.world import host_world
 
     return host_world("own", path)
@@ -127,7 +136,8 @@ def load_object(path: str, kind: str) -> Any:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # Warp looks a function's module up there
-    spec.loader.exec_module(module)
+    with UserCode(f"{excerpt(place)} cannot be imported", str(file)):
+        spec.loader.exec_module(module)
     if not hasattr(module, attribute):
         kinds = (type, FunctionType)
         own = [n for n, v in vars(module).items() if isinstance(v, kinds) and v.__module__ == name and n[0] != "_"]

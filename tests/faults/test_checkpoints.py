@@ -2,20 +2,23 @@
 
 import json
 import pickle
+import re
 import subprocess
 import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import shoal
-from shoal.errors import ShoalError
-from shoal.run import checkpoint
-from shoal.run.checkpoint import POLICY, load_checkpoint, load_latest, save_checkpoint, strip_checkpoint
+from shoal.errors import FileError, ShoalError
+from shoal.run import checkpoint, files
+from shoal.run.checkpoint import POLICY, compare, load_checkpoint, load_latest, save_checkpoint, strip_checkpoint
 from shoal.run.config import make_job
 from shoal.run.evaluate import Evaluation, Score
 from shoal.run.folder import RunFolder
 from shoal.run.train import load_run
+from tests.damage import places_of
 
 STATE = {"policy.cart.weights": torch.arange(12.0).view(3, 4), "steps": torch.tensor(7)}
 SMALL = dict(num_envs=16, rollout=8, eval_episodes=2, quiet=True, device="cpu")
@@ -72,7 +75,7 @@ def test_pickle_is_refused_and_not_executed(saved, tmp_path):
     file.write_bytes(pickle.dumps(Trap()))
     manifest = file.with_name("manifest.json")
     facts = json.loads(manifest.read_text())
-    facts["sha256"]["state.safetensors"] = checkpoint._checksum(file)
+    facts["sha256"]["state.safetensors"] = files.sha256(file)
     manifest.write_text(json.dumps(facts))
     with pytest.raises(ShoalError, match="damaged"):
         load_checkpoint(saved / "step_000000000200", "cpu")
@@ -188,10 +191,14 @@ def test_a_full_disk_while_old_ones_are_stripped_spoils_no_save(tmp_path, monkey
     job = make_job("cartpole", run_dir=tmp_path / "run", **SMALL)
     run = RunFolder.create(job)
 
-    def full(*_):
-        raise OSError(28, "No space left on device")
+    write_text = files.write_text
 
-    monkeypatch.setattr(checkpoint, "write_whole", full)
+    def full(path, text):
+        if path.parent.name.startswith("step_"):
+            raise FileError("No space left on device")
+        write_text(path, text)
+
+    monkeypatch.setattr(files, "write_text", full)
     for i in range(4):
         assert run.save(STATE, i, i * 100) == run.pick("last")
     whole = [p.name for p in run.checkpoints.glob("step_*") if (p / "state.safetensors").exists()]
@@ -204,3 +211,115 @@ def test_where_only_policies_are_left_one_is_told_so(saved):
         strip_checkpoint(path)
     with pytest.raises(ShoalError, match="holds policies only, for playing; start another run, with --load"):
         load_latest(saved, "cpu", pytest.fail)
+
+
+# --- values at the edge ----------------------------------------------------------------------------------------------
+
+VALUES = [None, True, -1, 0, 2**63, 10**30, 0.5, "1e400", "NaN", "", "x" * 5000, [], [[]], {}, {"a": {}}, ["BIG", [2]]]
+
+
+def test_every_value_of_a_manifest_is_checked(saved):
+    """A checkpoint whose manifest has another value anywhere is refused by name, and the one before is used."""
+    path = saved / "step_000000000200"
+    manifest = path / "manifest.json"
+    text = manifest.read_text()
+    for place in list(places_of(json.loads(text)))[1:]:
+        for value in [*VALUES, "absent"]:
+            facts = json.loads(text)
+            inner = facts
+            for key in place[:-1]:
+                inner = inner[key]
+            same = inner[place[-1]] == value and type(inner[place[-1]]) is type(value)
+            if value == "absent":
+                del inner[place[-1]]
+            else:
+                inner[place[-1]] = value
+            changed = re.sub(r'"(1e400|NaN)"', r"\1", json.dumps(facts))
+            manifest.write_text(changed.replace('"BIG"', "9" * 5000))
+            if same or (place == ("iteration",) and value == 0):  # no more than another good number
+                continue
+            with pytest.raises(ShoalError) as refused:
+                load_checkpoint(path, "cpu")
+            assert str(path) in str(refused.value)
+            assert "\n" not in str(refused.value)
+            assert len(str(refused.value)) < 500
+    assert load_latest(saved, "cpu", lambda text: None).steps == 100
+
+
+@pytest.mark.parametrize("text", ["", "[]", "3", "{", "[" * 100_000, '{"a":' * 100_000, "\0", "{}", "\xff"])
+def test_a_manifest_that_is_none_is_refused_in_one_sentence(saved, text):
+    (saved / "step_000000000200" / "manifest.json").write_text(text, encoding="latin-1")
+    with pytest.raises(ShoalError, match=r"^[^\n]*manifest\.json[^\n]*$"):
+        load_checkpoint(saved / "step_000000000200", "cpu")
+
+
+def forge(path, file, change):
+    """Change tensors of a checkpoint and let its manifest agree."""
+    tensors = load_file(path / file)
+    change(tensors)
+    save_file(tensors, path / file)
+    facts = json.loads((path / "manifest.json").read_text())
+    facts["sha256"][file] = files.sha256(path / file)
+    for name, tensor in tensors.items():
+        facts["tensors"][name] = [str(tensor.dtype), list(tensor.shape)]
+    (path / "manifest.json").write_text(json.dumps(facts))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_not_finite_are_refused_by_name(tmp_path, value):
+    run = shoal.train("cartpole", total_steps=256, checkpoint_every=128, run_dir=tmp_path / "run", **SMALL)
+
+    def spoil(tensors):
+        tensors["policy.cart.value_torso.layers.2.weight"][3, 4] = value
+
+    forge(run.folder.pick("last"), POLICY, spoil)
+    run.folder._point("best", run.folder.pick("last"))
+    sentence = r"holds weights that are not finite: policy\.cart\.value_torso\.layers\.2\.weight\.$"
+    with pytest.raises(ShoalError, match=sentence):  # eval and record
+        load_run(run.path)
+    with pytest.raises(ShoalError, match=sentence):
+        load_run(run.path, "128", others=(f"cart={run.path}",))
+    with pytest.raises(ShoalError, match=sentence):
+        shoal.train("cartpole", total_steps=128, run_dir=tmp_path / "new", load=(f"cart={run.path}",), **SMALL)
+    assert not (tmp_path / "new").exists()
+    assert shoal.resume(run.path, total_steps=384).folder.scores()  # from the checkpoint before
+    assert (run.folder.checkpoints / "damaged_step_000000000256").is_dir()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tensors: tensors.update(more=torch.zeros(2)),
+        lambda tensors: tensors.pop("steps"),
+        lambda tensors: tensors.update(steps=torch.zeros(2, dtype=torch.float8_e5m2)),
+        lambda tensors: tensors.update(steps=torch.zeros(0, 2**40)),
+        lambda tensors: tensors.update({"policy.cart.weights": torch.full((3, 4), float("nan"))}),
+    ],
+    ids=["more", "fewer", "another dtype", "overflow", "weights in the other file"],
+)
+def test_tensors_that_the_checksums_agree_with_are_checked_all_the_same(saved, change):
+    path = saved / "step_000000000200"
+    forge(path, "state.safetensors", change)
+    with pytest.raises(ShoalError, match=str(path)):
+        compare(load_checkpoint(path, "cpu").state, STATE, path)
+
+
+def test_a_file_that_is_larger_than_its_tensors_is_not_read(saved):
+    path = saved / "step_000000000200"
+    with (path / "state.safetensors").open("r+b") as file:
+        file.truncate(2**40)
+    with pytest.raises(ShoalError, match=r"state\.safetensors is damaged"):
+        load_checkpoint(path, "cpu")
+
+
+@pytest.mark.parametrize("name", ["head", "filled", "final_count"])
+@pytest.mark.parametrize("value", [-(2**30), 2**30, 3])
+def test_a_replay_that_points_beyond_its_rows_is_refused(tmp_path, name, value):
+    settings = {**SMALL, "eval_episodes": 0}
+    run = shoal.train("cartpole", algo="dqn", replay_size=1024, total_steps=128, run_dir=tmp_path / "run", **settings)
+    forge(run.folder.pick("last"), "state.safetensors", lambda t: t[f"learner.cart.replay.{name}"].fill_(value))
+    if (name, value) in (("filled", 3), ("final_count", 3), ("final_count", 2**30)):  # as good as any other
+        shoal.resume(run.path, total_steps=256)
+        return
+    with pytest.raises(ShoalError, match=f"The saved replay is damaged: {name} must be within"):
+        shoal.resume(run.path, total_steps=256)

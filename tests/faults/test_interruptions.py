@@ -89,7 +89,7 @@ NAN_RUN = dict(num_envs=16, rollout=8, total_steps=16 * 8 * 10, device="cpu", qu
 def test_nan_is_caught_with_env_field_and_state(tmp_path, settings):
     """Also with a KL stop, which a number that is not one must not set off, and between two log lines."""
     with pytest.raises(ShoalError, match=r"Env 5, agent 0 of .* gave a reward that is not finite") as error:
-        shoal.train(f"{__name__}:Poisoned", run_dir=tmp_path / "run", **NAN_RUN, **settings)
+        shoal.train(f"{__file__}:Poisoned", run_dir=tmp_path / "run", **NAN_RUN, **settings)
     assert "last good checkpoint stands" in str(error.value)
     assert json.loads((tmp_path / "run" / "bad_env.json").read_text())["env_id"] == 5
     good = load_checkpoint(RunFolder(tmp_path / "run").pick("last"), "cpu")
@@ -130,7 +130,7 @@ class Endless(Poisoned):
 
 def test_world_without_an_end_trains_with_a_warning_instead_of_a_score(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("shoal.run.evaluate.LONGEST", 100)
-    run = shoal.train(f"{__name__}:Endless", run_dir=tmp_path / "run", **dict(NAN_RUN, total_steps=256))
+    run = shoal.train(f"{__file__}:Endless", run_dir=tmp_path / "run", **dict(NAN_RUN, total_steps=256))
     assert "No evaluation" in capsys.readouterr().err
     assert run.folder.scores() == []
     assert load_checkpoint(run.folder.pick("last"), "cpu").steps == 256

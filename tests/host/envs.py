@@ -62,11 +62,13 @@ class Push(Walk):
 class Trouble(Walk):
     """Walk, until a file appears: then the first env that sees it removes it and raises, or hangs."""
 
-    def __init__(self, marker: str = "", hang: bool = False, **kwargs):
+    def __init__(self, marker: str = "", hang: bool = False, always: bool = False, **kwargs):
         super().__init__(**kwargs)
-        self.marker, self.hang = Path(marker), hang
+        self.marker, self.hang, self.always = Path(marker), hang, always
 
     def step(self, action):
+        if self.always:
+            raise RuntimeError("the ground gave way")
         if self.marker.exists():
             try:
                 self.marker.unlink()
@@ -76,6 +78,52 @@ class Trouble(Walk):
                 time.sleep(3600)
             raise RuntimeError("the ground gave way")
         return super().step(action)
+
+
+class Forked(Trouble):
+    """Trouble, with a forked process that holds what the worker has open; its number is in a file beside the marker."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        child = os.fork()
+        if not child:
+            time.sleep(3600)
+            os._exit(0)
+        self.marker.with_name(f"fork_{child}").touch()
+
+
+class BadSeed(Walk):
+    """Walk that writes down its seeds, and raises in step 3 if the seed is `bad`."""
+
+    def __init__(self, seeds: str = "", bad: int = 1_000_003, **kwargs):
+        super().__init__(**kwargs)
+        self.seeds, self.bad, self.seed = Path(seeds), bad, None
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            self.seed = seed
+            with self.seeds.open("a") as file:
+                file.write(f"{seed}\n")
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        found = super().step(action)
+        if self.seed == self.bad and self.time == 3:
+            raise ValueError("no such luck")
+        return found
+
+
+class Closing(Walk):
+    """Walk whose close() raises, or hangs."""
+
+    def __init__(self, hang: bool = False, **kwargs):
+        super().__init__(**kwargs)
+        self.hang = hang
+
+    def close(self):
+        if self.hang:
+            time.sleep(3600)
+        raise RuntimeError("the door is stuck")
 
 
 class Picnic(gym.Env):

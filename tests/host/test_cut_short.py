@@ -243,14 +243,19 @@ def test_alone_nothing_is_cut():
         assert made.read_metrics()["time/made"] == 1.0
 
 
-def test_the_line_is_passed_when_enough_have_crossed_it():
-    store = dist.HashStore()
-    lines = [FinishLine(store, "key", 0.6, 5) for _ in range(5)]
+@pytest.mark.parametrize("kind", ["memory", "file"])
+def test_the_line_is_passed_when_enough_have_crossed_it(kind, tmp_path):
+    file = tmp_path / "store"
+    stores: Any = [dist.FileStore(str(file), 5) for _ in range(5)] if kind == "file" else [dist.HashStore()] * 5
+    lines = [FinishLine(store, "key", 0.6, 5) for store in stores]
     for _ in range(3):
         for i, line in enumerate(lines):
             assert line.passed() == (i >= 3)
             line.cross()
-    assert [FinishLine(store, "", share, size).enough for share, size in ((0.7, 10), (0.6, 2), (0.1, 4))] == [7, 1, 1]
+        size = file.stat().st_size if kind == "file" else 0
+        assert not any(line.passed() for line in lines)
+        assert kind == "memory" or file.stat().st_size == size, "to ask writes nothing"
+    assert [FinishLine(None, "", share, size).enough for share, size in ((0.7, 10), (0.6, 2), (0.1, 4))] == [7, 1, 1]
     assert Processes().finish_line(0.0) is None
 
 

@@ -1,4 +1,6 @@
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from shoal.cli import main
 from shoal.errors import ShoalError
 from shoal.run.config import make_job
 from shoal.run.trainer import Trainer
@@ -17,14 +20,14 @@ from shoal.worlds import world_class
 HERE = Path(__file__).parent / "envs.py"
 
 
-def trainer(marker, hang=False, schedule="lockstep", **settings):
+def trainer(marker, hang=False, schedule="lockstep", name="Trouble", **settings):
     kwargs = dict(marker=str(marker), hang=hang)
     host = dict(
         batch="processes", workers=2, schedule=schedule, phase=0, patience=3.0 if hang else 60.0, env_kwargs=kwargs
     )
     host.update(settings)
     sizes = dict(num_envs=8, rollout=12, total_steps=10_000, minibatches=2, epochs=1, device="cpu")
-    return Trainer(make_job(f"{HERE}:Trouble", world_config=host, **sizes))
+    return Trainer(make_job(f"{HERE}:{name}", world_config=host, **sizes))
 
 
 def check_dropped(rollout, lost):
@@ -90,10 +93,70 @@ def test_an_env_that_raises_or_hangs_is_named_and_replaced(hang, tmp_path, capfd
     else:
         assert "RuntimeError: the ground gave way in env" in told
         assert "(seed" in told
-        assert "in step" in told  # the worker's own traceback
+        assert f"{HERE}:" in told
+        assert "in step" in told
 
 
-def test_too_many_restarts_are_an_error_with_the_traceback(tmp_path):
+@pytest.fixture
+def forks(tmp_path):
+    """Ends the processes that Forked has left."""
+    yield
+    for file in tmp_path.glob("fork_*"):
+        os.kill(int(file.name.removeprefix("fork_")), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_the_end_of_a_worker_that_has_forked_is_noticed_at_once(killed, tmp_path, capfd, forks):
+    cls = world_class(f"{HERE}:Forked")
+    settings = dict(env_kwargs=dict(marker=str(tmp_path / "m")), batch="processes", workers=2, phase=0, patience=20.0)
+    with closing(cls(4, "cpu", cls.Config(**settings, schedule="lockstep"))) as world:
+        world.reset(0)
+        if killed:
+            os.kill(world.engine.workers[0].process.pid, signal.SIGKILL)
+        else:
+            (tmp_path / "m").touch()
+        world.step(torch.ones(4, 1, dtype=torch.int32))
+        assert int(world.lost.sum()) == 2
+    assert ("killed by SIGKILL" if killed else "the ground gave way") in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("schedule", ["lockstep", "auto"])
+def test_a_bad_seed_is_tried_once_and_measuring_uses_no_restart(schedule, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr("shoal.run.schedule.TRIAL_SECONDS", 0.01)
+    seeds = tmp_path / "seeds"
+    found = trainer("", name="BadSeed", schedule=schedule, restarts=1, env_kwargs=dict(seeds=str(seeds)))
+    with closing(found.world):
+        found.collect()
+        rollout = found.collector.rollouts["agent"]
+        check_dropped(rollout, {0, 1, 2, 3} if schedule == "lockstep" else {0, 1, 4, 5})
+        assert rollout.alive[3:, 0].all()
+    tried = seeds.read_text().split()
+    assert len(set(tried)) == len(tried)
+    told = capfd.readouterr().err
+    assert told.count("started again with fresh seeds") == 1
+    assert "no such luck in env 0 (seed 1000003)" in told
+
+
+def test_an_env_that_fails_with_every_seed_while_schedules_are_measured_ends_the_run(tmp_path):
+    kwargs = dict(marker=str(tmp_path), always=True)
+    with pytest.raises(ShoalError, match=r"the ground gave way.*No restart is left"):
+        trainer(tmp_path, schedule="auto", env_kwargs=kwargs)
+
+
+@pytest.mark.parametrize("hang", [False, True])
+def test_a_close_that_raises_or_hangs_is_a_warning(hang, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr("shoal.host.envs.CLOSE_SECONDS", 0.05)
+    kwargs = json.dumps(dict(hang=hang))
+    sizes = ["--num-envs", "4", "--rollout", "8", "--minibatches", "2", "--total-steps", "64", "--device", "cpu"]
+    words = ["train", f"{HERE}:Closing", "--env-kwargs", kwargs, "--batch", "serial", *sizes]
+    with pytest.warns(UserWarning, match="Closing.close failed") as told:
+        assert main([*words, "--eval-episodes", "0", "--quiet", "--run-dir", str(tmp_path / "run")]) == 0
+    says = "TimeoutError: it had not returned after 0.05 s" if hang else "RuntimeError: the door is stuck"
+    for warning in told:
+        assert re.fullmatch(rf"Closing.close failed: {says} \({HERE}:\d+ in close\)\.", str(warning.message))
+
+
+def test_too_many_restarts_are_an_error_caused_by_the_traceback(tmp_path):
     marker = tmp_path / "marker"
     found = trainer(marker, restarts=0)
     with closing(found.world):
@@ -101,7 +164,9 @@ def test_too_many_restarts_are_an_error_with_the_traceback(tmp_path):
         marker.touch()
         with pytest.raises(ShoalError, match="the ground gave way") as caught:
             found.iterate()
-        assert "Traceback" in str(caught.value)
+        assert f"{HERE}:" in str(caught.value)
+        assert "\n" not in str(caught.value)
+        assert "in step" in str(caught.value.__cause__)  # the worker's own traceback
         assert caught.value.exit_code == 1
 
 

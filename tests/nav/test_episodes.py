@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+import shoal.nav.episodes
 from shoal.cli import main
 from shoal.errors import ShoalError
 from shoal.nav.episodes import (
@@ -485,3 +486,11 @@ def test_ways_that_are_too_long_to_measure_are_refused(cache, tmp_path):
     assert site(mesh, {"zigzag": near}).episode_count.sum() == 1
     with pytest.raises(ShoalError, match=r"episode e0 of zigzag\.obj .*longer than the 65 m"):
         site(mesh, {"zigzag": made([[1.0, 1.0, 0.0]], [[19.0, 9.0, 0.0]], "zigzag.obj")})
+
+
+def test_a_small_file_that_decompresses_to_too_much_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(shoal.nav.episodes, "LARGEST_TEXT", 10**6)
+    file = tmp_path / "a.json.gz"
+    file.write_bytes(gzip.compress(b" " * 10**7))
+    with pytest.raises(ShoalError, match=r"a\.json\.gz holds more than 1,000,000 bytes once decompressed"):
+        read_episodes(file)

@@ -112,8 +112,8 @@ def test_a_users_torso():
 @pytest.mark.parametrize(
     ("torso", "says"),
     [
-        (lambda shape: nn.Unflatten(1, (2, 2)), r"\[batch, 4\].*\[batch, features\].*\(1, 2, 2\)"),
-        (lambda shape: nn.Flatten(0), r"\[batch, features\].*\(4,\)"),
+        (lambda shape: nn.Unflatten(1, (2, 2)), r"\[batch, 4\].*\[batch, features\].*\(2, 2, 2\)"),
+        (lambda shape: nn.Flatten(0), r"\[batch, features\].*\(8,\)"),
         (lambda shape: nn.LSTM(4, 8), r"\[batch, features\].*tuple"),
     ],
     ids=["too many axes", "no batch", "a tuple"],

@@ -1,7 +1,11 @@
 """Several processes train what one would: the same experience, the same parameters, one folder; deaths and resumes."""
 
+import ast
+import contextlib
+import ipaddress
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -17,10 +21,11 @@ import torch.multiprocessing as multiprocessing
 import shoal
 from shoal.errors import ShoalError
 from shoal.learn import policy_gradient
+from shoal.run import processes as processes_module
 from shoal.run.checkpoint import load_checkpoint
 from shoal.run.config import make_job
 from shoal.run.folder import RunFolder
-from shoal.run.processes import Processes, find_place, first_host, joined
+from shoal.run.processes import LOOPBACK, LOST, RESTARTS, Processes, find_place, first_host, joined
 from shoal.run.trainer import Trainer
 
 ENVS, ROLLOUT = 16, 8
@@ -264,6 +269,54 @@ def test_all_processes_blame_the_same_env(pair):
     assert "reward that is not finite" in messages[0]
 
 
+# --- messages between processes ---------------------------------------------------------------------------------
+
+VALUES = [None, True, 3, float("inf"), "ä\udcff" * 1000, [1, [2.5, None]], {"state": {"x": [0.1, -1e300]}}]
+
+
+def exchanged(processes: Processes) -> tuple:
+    """What comes of values and errors, where unpickling is an error."""
+
+    def refuse(*given):
+        raise AssertionError("unpickled what came over the network")
+
+    def bad():
+        raise ShoalError("The leader cannot.")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.distributed.distributed_c10d, "_unpickler", refuse)
+        own = VALUES[processes.rank :: 2]  # of unequal length
+        with pytest.raises(ShoalError, match="The leader cannot"):
+            processes.lead(bad)
+        return processes.collect(own), processes.lead(lambda: own)
+
+
+def test_messages_are_json_and_never_unpickled(pair):
+    expected = [VALUES[::2], VALUES[1::2]], VALUES[::2]
+    assert pair.run(exchanged) == [expected, expected]
+
+
+def names_in(source: Path) -> set[str]:
+    """All names that a module imports or reads."""
+    found = set()
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {part for alias in node.names for part in alias.name.split(".")}
+            found |= set((getattr(node, "module", None) or "").split("."))
+        elif isinstance(node, ast.Attribute):
+            found.add(node.attr)
+    return found
+
+
+def test_no_module_unpickles():
+    unsafe = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "multiprocessing", "rpc"}
+    unsafe |= {name for name in dir(torch.distributed) if "object" in name}
+    assert {"broadcast_object_list", "all_gather_object"} < unsafe
+    sources = sorted(Path(shoal.__file__).parent.rglob("*.py"))
+    assert sources
+    assert {source.name: found for source in sources if (found := names_in(source) & unsafe)} == {}
+
+
 # --- where a process stands -------------------------------------------------------------------------------------
 
 
@@ -349,6 +402,56 @@ def workers_of(launcher: int) -> list[int]:
     return [found[rank] for rank in sorted(found)]
 
 
+def sockets_of(process: int) -> set[str]:
+    """The inodes of the sockets that a process and all that it has started have open."""
+    found = set()
+    for descriptor in Path(f"/proc/{process}/fd").glob("*"):
+        with contextlib.suppress(OSError):  # closed in the meantime
+            target = os.readlink(descriptor)
+            if target.startswith("socket:"):
+                found.add(target[len("socket:[") : -1])
+    for children in Path(f"/proc/{process}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in children.read_text().split():
+                found |= sockets_of(int(child))
+    return found
+
+
+def addresses(process: int) -> set[str]:
+    """Where a process and all that it has started can be reached: TCP sockets that listen, and all of UDP."""
+    own, found = sockets_of(process), set()
+    for protocol in ("tcp", "tcp6", "udp", "udp6"):
+        for line in Path(f"/proc/net/{protocol}").read_text().splitlines()[1:]:
+            local, state, inode = (line.split()[i] for i in (1, 3, 9))
+            if inode in own and (protocol.startswith("udp") or state == "0A"):
+                words = [local[i : i + 8] for i in range(0, local.index(":"), 8)]  # as this machine keeps them
+                found.add(b"".join(int(word, 16).to_bytes(4, sys.byteorder) for word in words))
+    return {str(ipaddress.ip_address(address)) for address in found}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_processes_of_one_machine_listen_on_loopback_alone(tmp_path):
+    assert LOOPBACK in [name for _, name in socket.if_nameindex()]
+    with socket.socket() as server, socket.socket() as inner:
+        server.bind(("0.0.0.0", 0))
+        inner.bind(("127.0.0.1", 0))
+        server.listen()
+        inner.listen()
+        assert addresses(os.getpid()) >= {"0.0.0.0", "127.0.0.1"}
+    launcher = start(tmp_path / "run", total_steps=4000 * STEPS)
+    seen = set()
+
+    def trains() -> bool:
+        seen.update(addresses(launcher.pid))
+        return RunFolder(tmp_path / "run").holds_checkpoints
+
+    until(trains)
+    launcher.terminate()
+    assert "Traceback" not in launcher.communicate(timeout=60)[1]
+    assert launcher.returncode == 143
+    assert seen == {"127.0.0.1"}
+
+
 def test_a_run_whose_process_was_killed_ends_like_any_other(pair, tmp_path, capsys):
     path = tmp_path / "killed"
     launcher = start(path, total_steps=40 * STEPS)
@@ -358,6 +461,9 @@ def test_a_run_whose_process_was_killed_ends_like_any_other(pair, tmp_path, caps
     told = launcher.communicate(timeout=60)[1]
     assert launcher.returncode == 0, told
     assert "Traceback" not in told
+    saved = r"Process 1 of 2 was killed by SIGKILL; all 2 start again from the checkpoint at \d+ env steps\."
+    assert len(re.findall(saved, told)) == 1
+    assert "lost" not in told
     ours = plain(last(path))
     theirs = pair.run(trained, "cartpole", dict(RUN, total_steps=40 * STEPS), 40)[0][0]
     assert not [name for name in theirs if not (ours[name] == theirs[name]).all()]
@@ -371,6 +477,54 @@ def test_a_run_whose_process_was_killed_ends_like_any_other(pair, tmp_path, caps
 
     assert main(["eval", str(path), "--episodes", "3", "--device", "cpu"]) == 0
     assert "episodes 3" in capsys.readouterr().out
+
+
+def test_processes_that_keep_dying_say_what_helps(tmp_path, monkeypatch, capsys):
+    """Before the first checkpoint and after it: what the message says to do works."""
+    path, killed = tmp_path / "run", "Process 1 of 2 was killed by SIGKILL"
+    settings = dict(RUN, run_dir=path, total_steps=4 * STEPS)
+
+    def dies(*given) -> str:
+        return killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(processes_module, "_run_together", dies)
+        with pytest.raises(ShoalError) as problem:
+            shoal.train("cartpole", **settings, processes=2)
+    said = f"{killed} after 3 restarts; no checkpoint was saved: remove the cause and start the run again."
+    assert (str(problem.value), problem.value.exit_code) == (said, 1)
+    assert capsys.readouterr().err.count(f"{killed}; all 2 start again from the beginning.") == RESTARTS
+    shoal.train("cartpole", **settings)
+    with monkeypatch.context() as patch:
+        patch.setattr(processes_module, "_run_together", dies)
+        with pytest.raises(ShoalError) as problem:
+            shoal.resume(path, total_steps=6 * STEPS, processes=2)
+    said = f"{killed} after 3 restarts; remove the cause and continue from 512 env steps with `shoal resume {path}`."
+    assert str(problem.value) == said
+    assert capsys.readouterr().err.count("; all 2 start again from the checkpoint at 512 env steps.") == RESTARTS
+    shoal.resume(path, processes=1)
+    assert RunFolder(path).metrics()[-1]["steps"] == 6 * STEPS
+
+
+KILLS_ITSELF = "import os; os.kill(os.getpid(), 9)"
+WAITS = "import signal; signal.pthread_sigmask(signal.SIG_SETMASK, ()); signal.pause()"
+
+
+@pytest.mark.parametrize(
+    ("programs", "signals", "found"),
+    [
+        (["pass", "pass"], [], None),
+        ([f"raise SystemExit({LOST})", KILLS_ITSELF], [], "Process 1 of 2 was killed by SIGKILL"),
+        ([WAITS, "raise SystemExit(4)"], [], "Process 1 of 2 ended by itself with exit code 4"),
+        ([f"raise SystemExit({LOST})", "pass"], [], "Process 0 of 2 has lost another process"),
+        ([WAITS], [signal.SIGTERM, signal.SIGINT], "Process 0 of 1 was killed by SIGTERM"),
+    ],
+)
+def test_the_process_that_failed_first_is_named(programs, signals, found):
+    command = [sys.executable, "-c", "import os; exec(os.environ['PROGRAM'])"]
+    assert processes_module._run_together(command, [dict(PROGRAM=program) for program in programs], signals) == found
+    causes = [-9, 1, LOST, None, 0]
+    assert sorted(reversed(causes), key=processes_module._cause_first) == causes
 
 
 def test_a_run_goes_on_with_another_number_of_processes(tmp_path):

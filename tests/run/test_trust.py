@@ -17,6 +17,7 @@ from shoal.errors import ShoalError
 from shoal.run.config import load_job, make_job
 from shoal.run.trust import key_path
 from shoal.worlds import HOST_KINDS, WORLDS, load_object
+from tests.damage import places_of
 
 SMALL = dict(num_envs=8, rollout=8, total_steps=64, eval_episodes=0, quiet=True, device="cpu")
 
@@ -239,13 +240,6 @@ def test_the_command_line_has_trust(own, tmp_path):
 VALUES = [None, True, -1, 0, 2**63, 10**30, 0.5, "1e400", "-1e400", "NaN", "", "x" * 5000, [], [[]], {}, {"a": {}}]
 
 
-def paths_of(value, before=()):
-    """Every place in a JSON value."""
-    yield before
-    for key, part in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
-        yield from paths_of(part, (*before, key))
-
-
 def test_every_value_of_a_config_is_checked_by_the_schema(plain, tmp_path):
     """Each setting in turn gets values at the edge, or is missing: a job that stands, or one sentence."""
     text = (plain / "config.json").read_text()
@@ -260,7 +254,7 @@ def test_every_value_of_a_config_is_checked_by_the_schema(plain, tmp_path):
         return ""
 
     tried = refused = 0
-    for place in list(paths_of(json.loads(text)))[1:]:
+    for place in list(places_of(json.loads(text)))[1:]:
         for value in [*VALUES, "absent"]:
             config = json.loads(text)
             inner = config

@@ -68,7 +68,10 @@ class Gltf:
     def bytes(self) -> bytes:
         if self.binary:
             self.tree["buffers"] = [{"byteLength": len(self.binary)}]
-        text = json.dumps(self.tree).encode()
+        return self.frame(json.dumps(self.tree).encode())
+
+    def frame(self, text: bytes) -> bytes:
+        """The file around a JSON text, with right lengths."""
         text += b" " * (-len(text) % 4)
         binary = self.binary + b"\0" * (-len(self.binary) % 4)
         chunks = struct.pack("<I4s", len(text), b"JSON") + text + struct.pack("<I4s", len(binary), b"BIN\0") + binary

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import re
 import struct
 import zlib
 
@@ -13,6 +14,7 @@ from PIL import Image
 import shoal.scene.draft
 import shoal.scene.files
 import shoal.scene.gltf
+import shoal.scene.polygons
 from shoal.errors import ShoalError
 from shoal.scene.load import load_scene
 from tests.scene.meshes import FACES, FOUR, SQUARE, Gltf, picture_bytes, square_glb
@@ -120,6 +122,33 @@ def test_a_small_file_that_places_one_mesh_very_often(tmp_path, monkeypatch):
     refused(file.save(tmp_path / "a.glb"), "60 triangles; at most 50")
 
 
+def test_limits_of_gltf(tmp_path, monkeypatch):
+    """Stated limits, made small."""
+    two = square_glb()
+    two.tree["nodes"] = [{"mesh": 0}] * 2
+    two.tree["scenes"] = [{"nodes": [0, 1]}]
+    path = two.save(tmp_path / "a.glb")
+    monkeypatch.setattr(shoal.scene.gltf, "free_memory", lambda device: 1000)
+    refused(path, "a.glb takes about 0.0 GB of memory to read")
+    monkeypatch.undo()
+    monkeypatch.setattr(shoal.scene.gltf, "LARGEST_LIST", 1)
+    refused(path, "a.glb has 2 'nodes'; at most 1 are read")
+    one = square_glb()
+    del one.tree["accessors"][0]["bufferView"]
+    monkeypatch.setattr(shoal.scene.gltf, "LARGEST_LIST", 3)
+    refused(one.save(tmp_path / "b.glb"), "accessor 0 claims 4 entries without data; at most 3 are read")
+    two.tree["meshes"][0]["primitives"] *= 2
+    refused(two.save(tmp_path / "c.glb"), "c.glb places 4 parts of meshes; at most 3 are read")
+
+
+def test_too_many_corners_in_dents(tmp_path, monkeypatch):
+    star = "v 0 0 0\nv 2 0 0\nv 1 0.2 0\nv 2 2 0\nv 0 2 0\nf 1 2 3 4 5\n"
+    path = written(tmp_path / "a.obj", star)
+    assert len(load_scene(path).triangles) == 3
+    monkeypatch.setattr(shoal.scene.polygons, "LARGEST_WORK", 1000)
+    refused(path, "a.obj has too many faces with dents and many corners, such as 5", "triangulate it")
+
+
 # --- glTF ------------------------------------------------------------------------------------------------------------
 
 
@@ -225,9 +254,7 @@ def _textured(tmp_path, picture: bytes | str, name: str = "a.gltf"):
     return file.save_apart(tmp_path / name)
 
 
-def test_pictures_and_buffers_that_are_missing_or_addresses(tmp_path):
-    refused(_textured(tmp_path, "gone.png"), "picture 'gone.png' is missing")
-    refused(_textured(tmp_path, "https://example.org/a.png"), "https://example.org/a.png", "only files are read")
+def test_pictures_and_buffers_that_are_damaged_or_missing(tmp_path):
     refused(_textured(tmp_path, "data:image/png;base64,!!!"), "picture 0", "not")
     refused(_textured(tmp_path, "data:image/png,abc"), "not base64")
     path = square_glb().save_apart(tmp_path / "b.gltf")
@@ -285,6 +312,7 @@ def test_too_many_pixels_in_all(tmp_path, monkeypatch):
         ("v 0 zero 0\n" + OBJ + "f 1 2 3\n", ("v 0 zero 0", "not made of numbers")),
         ("v 0 0\n" + OBJ + "f 1 2 3\n", ("v 0 0", "2 numbers instead of 3")),
         (OBJ + "f 1 2\n", ("no triangles",)),
+        (OBJ + "f 1 2 \x1b[31m\n", (r"'f 1 2 \x1b[31m' is not a face",)),
         (OBJ + "f " + "1" * 200 + "x\n", ("not a face",)),
     ],
 )
@@ -292,17 +320,35 @@ def test_damaged_obj(tmp_path, text, words):
     refused(written(tmp_path / "a.obj", text), "a.obj", *words)
 
 
-def test_obj_textures_that_are_missing_or_broken(tmp_path):
+def test_obj_textures_that_are_damaged(tmp_path):
     path = written(tmp_path / "a.obj", "mtllib a.mtl\n" + OBJ + "vt 0 0\nusemtl m\nf 1/1 2/1 3/1\n")
     written(tmp_path / "a.mtl", "newmtl m\nmap_Kd maps/wood.jpg\nnewmtl other\nmap_Kd unused.jpg\n")
-    refused(path, "a.obj: its texture 'maps/wood.jpg' is missing")
     (tmp_path / "maps").mkdir()
     written(tmp_path / "maps" / "wood.jpg", "no picture")
     refused(path, "'maps/wood.jpg'", "not a picture")
     Image.fromarray(FOUR[..., :3]).save(tmp_path / "maps" / "wood.jpg")
     assert load_scene(path).textures[0].shape == (2, 2, 4)
-    written(tmp_path / "a.mtl", "newmtl m\nmap_Kd http://example.org/wood.jpg\n")
-    refused(path, "http://example.org/wood.jpg", "only files are read")
+
+
+@pytest.mark.parametrize("reference", ["gone.png", "../gone.png", "https://example.org/a.png", "x" * 5000])
+@pytest.mark.parametrize("ending", ["gltf", "obj", "ply"])
+def test_missing_textures_are_a_warning_or_strictly_an_error(tmp_path, ending, reference):
+    written(tmp_path / "a.mtl", f"newmtl m\nKd 0 1 0\nmap_Kd {reference}\n")
+    if ending == "gltf":
+        path = _textured(tmp_path, reference)
+    elif ending == "obj":
+        path = written(tmp_path / "a.obj", "mtllib a.mtl\n" + OBJ + "vt 0 0\nusemtl m\nf 1/1 2/1 3/1\n")
+    else:
+        head = PLY.replace("element vertex", f"comment TextureFile {reference}\nelement vertex")
+        head = head.replace("float z", "float z\nproperty float u\nproperty float v")
+        path = written(tmp_path / "a.ply", head + "0 0 0 0 0\n1 0 0 0 0\n0 1 0 0 0\n3 0 1 2\n")
+    with pytest.warns(UserWarning, match=rf"a\.{ending}: textures are missing .*{re.escape(reference[:50])}"):
+        scene = load_scene(path)
+    assert scene.missing == (reference,)
+    assert scene.materials[scene.material[0]].texture == -1
+    if ending == "obj":
+        assert scene.materials[0].colour == (0, 1, 0, 1)
+    refused(path, f"a.{ending}: its texture", reference[:50], strict=True)
 
 
 # --- PLY -------------------------------------------------------------------------------------------------------------

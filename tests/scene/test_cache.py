@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 import shoal.scene.sources
+from shoal.cli import main
 from shoal.errors import ShoalError
 from shoal.scene.cache import DamagedError, cache_folder, cached, read_arrays, save_arrays, trim
 from shoal.scene.load import load_scene
@@ -262,3 +263,29 @@ def test_several_scenes_at_once(tmp_path, chair):
     (tmp_path / "bare").mkdir()
     with pytest.raises(ShoalError, match="holds no mesh files"):
         expand(str(tmp_path / "bare"))
+
+
+def test_a_missing_texture_is_noticed_with_and_without_the_cache_until_it_is_there(folder, chair, builds):
+    (chair.parent / "four.png").rename(chair.parent / "later")
+    for _ in range(2):
+        with pytest.warns(UserWarning, match=r"chair\.obj: textures are missing \('four\.png'\)"):
+            assert prepare(str(chair)).missing == ("four.png",)
+    assert len(builds) == 1
+    with pytest.raises(ShoalError, match=r"chair\.obj: its texture 'four\.png' is missing; put it beside the file"):
+        prepare(str(chair), strict=True)
+    (chair.parent / "later").rename(chair.parent / "four.png")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert same(prepare(str(chair), strict=True), pack_scene(load_scene(chair, strict=True)))
+
+
+def test_scene_commands_refuse_missing_textures_if_strict(folder, chair, tmp_path, monkeypatch, capsys):
+    (chair.parent / "four.png").unlink()
+    monkeypatch.chdir(tmp_path)
+    for words in (["info"], ["render", "--views", "1", "--size", "8x8", "--device", "cpu"]):
+        with pytest.warns(UserWarning, match="textures are missing"):
+            assert main(["scene", *words, str(chair)]) == 0
+        assert main(["scene", *words, str(chair), "--strict"]) == 2
+        assert "its texture 'four.png' is missing" in capsys.readouterr().err
+    assert main(["scene", "episodes", str(chair), "--device", "cpu", "--strict"]) == 2
+    assert "its texture 'four.png' is missing" in capsys.readouterr().err

@@ -152,6 +152,7 @@ def test_gltf_colours_are_linear_and_shown_as_srgb(tmp_path):
         ({"alphaMode": "OPAQUE"}, 0, 0.0),
         ({"alphaMode": "MASK"}, 0, 0.5),
         ({"alphaMode": "MASK", "alphaCutoff": 0.25}, 0, 0.25),
+        ({"alphaMode": "MASK", "alphaCutoff": 1e308}, 0, 2.0),
         ({"alphaMode": "BLEND"}, 0, 0.5),
         ({"alphaMode": "BLEND"}, 255, 0.0),
     ],
@@ -495,7 +496,7 @@ def test_polygons_keep_their_area_whatever_their_shape():
             area = 0.5 * (flat[:, 0] * np.roll(flat[:, 1], -1) - flat[:, 1] * np.roll(flat[:, 0], -1)).sum()
             turn = np.linalg.qr(rng.normal(size=(3, 3)))[0]
             corners = np.pad(flat, ((0, 0), (0, 1))) @ turn + rng.normal(size=3)
-            picks, face = triangulate(corners, np.array([count]))
+            picks, face = triangulate("a.obj", corners, np.array([count]))
             a, b, c = (corners[picks[:, i]] for i in range(3))
             assert picks.shape == (count - 2, 3)
             assert (face == 0).all()
@@ -506,7 +507,7 @@ def test_a_dented_quad_is_cut_at_its_dent():
     arrow = np.array([[0, 0, 0], [4, 0, 0], [1, 1, 0], [0, 4, 0]], float)
     for start in range(4):
         corners = np.roll(arrow, start, 0)
-        picks, _ = triangulate(corners, np.array([4]))
+        picks, _ = triangulate("a.obj", corners, np.array([4]))
         a, b, c = (corners[picks[:, i]] for i in range(3))
         assert 0.5 * np.cross(b - a, c - a)[:, 2].sum() == pytest.approx(4)
         assert (np.cross(b - a, c - a)[:, 2] > 0).all()
@@ -516,7 +517,7 @@ def test_a_comb_is_cut_into_ears():
     comb = np.array(
         [[x, y, 0] for x, y in [(0, 0), (6, 0), (6, 3), (5, 3), (5, 1), (3, 1), (3, 3), (2, 3), (2, 1), (0, 1)]]
     )
-    picks, _ = triangulate(comb.astype(float), np.array([10]))
+    picks, _ = triangulate("a.obj", comb.astype(float), np.array([10]))
     a, b, c = (comb[picks[:, i]] for i in range(3))
     assert 0.5 * np.abs(np.cross(b - a, c - a)[:, 2]).sum() == pytest.approx(6 + 2 + 2)
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from shoal.errors import ShoalError
+from shoal.nav.pointnav import PointNav
 from shoal.render.renderer import Renderer
 from shoal.scene.pool import SPARE_ROWS, ScenePool
 from shoal.scene.workshop import Errand, Workshop
@@ -195,6 +196,17 @@ def test_bad_scenes_are_refused_at_the_start_and_left_out_later(rooms, tmp_path)
         assert pool.swaps >= 4
     finally:
         pool.close()
+
+
+def test_missing_textures_are_a_warning_or_strictly_an_error(tmp_path, rooms):
+    (tmp_path / "a.mtl").write_text("newmtl m\nmap_Kd gone.png\n")
+    bare = tmp_path / "bare.obj"
+    bare.write_text("mtllib a.mtl\nv 0 0 0\nv 1 0 0\nv 0 1 0\nusemtl m\nf 1 2 3\n")
+    with pytest.warns(UserWarning, match=r"bare\.obj: textures are missing \('gone\.png'\)"):
+        ScenePool([str(bare)], envs=2, resident=1).close()
+    config = PointNav.Config(scenes=str(bare), strict=True)
+    with pytest.raises(ShoalError, match=r"bare\.obj: its texture 'gone\.png' is missing"):
+        PointNav(2, "cpu", config).reset(0)
 
 
 def test_a_scene_that_is_refused_before_use_is_left_out(rooms):
