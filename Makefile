@@ -1,10 +1,11 @@
 # Every target makes .venv first when it is missing or when what it holds has changed.
 PYTHON ?= python3
 BIN := .venv/bin
+WHEEL := .venv-wheel
 # By path: otherwise a folder `shoal` beside a script, the checkout itself, would be taken for the package.
 EDITABLE := --config-settings editable_mode=compat -e
 
-.PHONY: demo test test-slow fuzz soak lint ratchet docs bench clean
+.PHONY: demo test test-slow test-wheel fuzz soak lint ratchet docs bench clean
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -24,6 +25,15 @@ test: .venv/installed
 
 test-slow: .venv/installed
 	$(BIN)/python -m pytest -m slow
+
+# The built package in a new environment, without extras.
+test-wheel:
+	rm -rf build $(WHEEL)
+	$(PYTHON) -m venv $(WHEEL)
+	$(WHEEL)/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir $(WHEEL)/dist .
+	$(WHEEL)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(WHEEL)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(WHEEL)/dist/*.whl
+	$(WHEEL)/bin/python tests/wheel/try_wheel.py
 
 # Damaged run folders, scenes, episode files and settings: refused in one sentence, or fine.
 fuzz: .venv/installed
@@ -51,4 +61,4 @@ bench: .venv/installed-bench
 	$(BIN)/python bench/host.py
 
 clean:
-	rm -rf .venv site build *.egg-info .pytest_cache .ruff_cache
+	rm -rf .venv $(WHEEL) site build *.egg-info .pytest_cache .ruff_cache

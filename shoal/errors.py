@@ -7,7 +7,7 @@ import resource
 import signal
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -77,9 +77,7 @@ def new_file(path: Path | str, endings: tuple[str, ...], what: str) -> Path:
     path = Path(path)
     require_utf8(path, what[0].lower() + what[1:])
     if path.suffix.lower() not in endings:
-        *others, last = endings
-        known = f"{', '.join(others)} or {last}" if others else last
-        raise ShoalError(f"{what} ends in {known}, got {path.name!r}.")
+        raise ShoalError(f"{what} ends in {any_of(endings)}, got {path.name!r}.")
     make_folder(path.parent)
     if path.is_dir():
         raise ShoalError(f"{path} cannot be written: it is a folder.")
@@ -96,6 +94,12 @@ def excerpt(text: Any, limit: int = 100) -> str:
 def _escaped(text: str, kept: str = "\n") -> str:
     """`text` with control codes escaped, so that a terminal only shows it."""
     return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text)
+
+
+def any_of(names: Sequence[str]) -> str:
+    """Names as a choice: "a, b or c"."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def require(name: str, value: Any, good: bool, rule: str) -> None:
@@ -154,12 +158,19 @@ def shortage(error: BaseException | None) -> str | None:
     return None
 
 
+LISTED = 20
+"""Names that an error lists."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> ShoalError:
-    """An error for a name that does not exist, with the nearest one that does."""
+    """An error for a name that does not exist: with a name that resembles it, if there is one, or with a list."""
     names, name = sorted(known), excerpt(name)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+    near = difflib.get_close_matches(name, names, n=1)
     if near:
         remedy = f"did you mean {near[0]!r}?"
+    elif names:
+        more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+        remedy = f"choose one of: {', '.join(names[:LISTED])}{more}."
     else:
-        remedy = f"choose one of: {', '.join(names)}." if names else "there is none to choose from."
+        remedy = "there is none to choose from."
     return ShoalError(f"There is no {kind} {name!r}; {remedy}")

@@ -6,15 +6,16 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+from gymnasium.spaces import Box, Discrete
 
 from shoal.core.world import Group
 from shoal.errors import ShoalError, unknown
+from shoal.extras import import_extra
 from shoal.host.config import HostConfig, own_flag
 from shoal.host.engines import Engine
 from shoal.host.envs import SINGLE, Team
 from shoal.host.native import SAME_STEP
 from shoal.host.packing import pack_action, pack_observation
-from shoal.host.sources import import_extra
 from shoal.host.world import HostWorld
 
 LONGEST = 108_000
@@ -106,7 +107,7 @@ class AtariWorld(HostWorld):
 
     def make_vector(self, count: int, threads: int) -> Any:
         config = self.config
-        return import_extra("ale_py.vector_env", "atari").AtariVectorEnv(
+        return import_extra("ale_py.vector_env").AtariVectorEnv(
             self.env_name,
             count,
             num_threads=min(threads, count),
@@ -138,9 +139,7 @@ class AtariWorld(HostWorld):
 @cache
 def _team(game: str, size: int, all_actions: bool) -> list[Team]:
     """Who plays a game: made without starting it."""
-    from gymnasium.spaces import Box, Discrete
-
-    module = import_extra("ale_py", "atari")
+    module = import_extra("ale_py")
     names = module.roms.get_all_rom_ids()
     if game not in names:
         raise unknown("Atari game", game, names)

@@ -5,11 +5,11 @@ from functools import cache, partial
 from typing import Any
 
 from shoal.errors import ShoalError, unknown
+from shoal.extras import import_extra
 from shoal.host.config import HostConfig
 from shoal.host.envs import SINGLE, Team
 from shoal.host.native import VectorBatch
 from shoal.host.packing import pack_action, pack_observation
-from shoal.host.sources import import_extra
 from shoal.host.world import HostWorld
 from shoal.user_code import text_of
 
@@ -50,7 +50,7 @@ class EnvPoolWorld(HostWorld):
 
 def make_envpool(name: str, **settings: Any) -> Any:
     """A vector env of EnvPool."""
-    envpool = import_extra("envpool", "envpool")
+    envpool = import_extra("envpool")
     if name not in (known := envpool.list_all_envs()):
         raise unknown("EnvPool environment", name, known)
     try:

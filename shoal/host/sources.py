@@ -7,7 +7,10 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+import gymnasium
+
 from shoal.errors import ShoalError, excerpt, unknown
+from shoal.extras import import_extra, needs_extras
 from shoal.user_code import LONGEST, UserCode
 from shoal.worlds import load_object
 
@@ -32,10 +35,9 @@ class Source:
         wanted = f" with {excerpt(self.kwargs)}" if self.kwargs != "{}" else ""
         maker = load_object(self.name, "environment") if self.kind == "own" else self.name
         with UserCode(f"{self} cannot be made{wanted}", maker):
-            if self.kind == "gym":
-                return _make_gym(self.name, kwargs)
-            if self.kind == "zoo":
-                return _zoo_module(self.name).parallel_env(**kwargs)
+            if self.kind != "own":
+                with needs_extras(str(self)):
+                    return _make_gym(self.name, kwargs) if self.kind == "gym" else _make_zoo(self.name, kwargs)
             takes = inspect.signature(maker).parameters
             if "render_mode" not in takes and not any(p.kind is p.VAR_KEYWORD for p in takes.values()):
                 kwargs.pop("render_mode", None)
@@ -52,12 +54,12 @@ class Source:
 
 def gym_spec(name: str) -> Any:
     """The registry's entry of a Gymnasium id."""
-    gymnasium = _gymnasium()
     if name.startswith("ALE/"):
-        import_extra("ale_py", "atari")
+        import_extra("ale_py")
     place, colon, rest = name.partition(":")
     if colon:  # a module to import first, as Gymnasium writes it
-        importlib.import_module(place)
+        with needs_extras(f"gym:{name}"):
+            importlib.import_module(place)
     try:
         return gymnasium.spec(rest if colon else name)
     except gymnasium.error.Error as error:
@@ -72,18 +74,22 @@ def _make_gym(name: str, kwargs: dict[str, Any]) -> Any:
     spec = copy.deepcopy(gym_spec(name))
     spec.max_episode_steps = None
     spec.order_enforce = False
-    return _gymnasium().make(spec, disable_env_checker=True, **kwargs)
+    return gymnasium.make(spec, disable_env_checker=True, **kwargs)
+
+
+def _make_zoo(name: str, kwargs: dict[str, Any]) -> Any:
+    return _zoo_module(name).parallel_env(**kwargs)
 
 
 def _zoo_module(name: str) -> Any:
     """A PettingZoo module by its short name (`sisl.pursuit_v5`) or its full one."""
-    import_extra("pettingzoo", "multi")
+    import_extra("pettingzoo")
     for full in (f"pettingzoo.{name}", name):
         try:
             module = importlib.import_module(full)
         except ModuleNotFoundError as error:
             if error.name and not f"{full}.".startswith(f"{error.name}."):
-                raise ShoalError(f"zoo:{name} needs the package {error.name!r}: {error}.") from None
+                raise
             continue
         except ImportError as error:
             raise ShoalError(f"zoo:{name}: {_first_line(error)}") from None
@@ -91,18 +97,6 @@ def _zoo_module(name: str) -> Any:
             raise ShoalError(f"zoo:{name} has no parallel_env; only PettingZoo's parallel environments can be used.")
         return module
     raise ShoalError(f"There is no PettingZoo module {name!r}; write it like sisl.pursuit_v5.")
-
-
-def _gymnasium() -> Any:
-    return import_extra("gymnasium", "gym")
-
-
-def import_extra(module: str, extra: str) -> Any:
-    """A library that comes with one of the extras."""
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError:
-        raise ShoalError(f"This world needs {module}: pip install 'shoal[{extra}]'.") from None
 
 
 def _first_line(error: BaseException) -> str:

@@ -8,6 +8,7 @@ from functools import cache, partial
 from itertools import pairwise
 from typing import Any, ClassVar
 
+import gymnasium
 import numpy as np
 import torch
 
@@ -15,6 +16,7 @@ from shoal.core.launch import cpu_threads, rest_until_done
 from shoal.core.store import full_device
 from shoal.core.world import EpisodeStatistics, Group, GroupOutputs, LastEpisode, Outputs, World
 from shoal.errors import ShoalError
+from shoal.extras import needs_extras
 from shoal.host.config import HostConfig, Schedule
 from shoal.host.engines import Engine, Processes, Serial, share_out, split
 from shoal.host.envs import Team, close_envs, layout_of, own_class, teams_of
@@ -515,7 +517,8 @@ class HostWorld(World):
         if not isinstance(self.engine, Serial):
             raise ShoalError(f"{self.name}: only envs in this process can be looked at (--batch serial).")
         try:
-            image = self.engine.envs.envs[env].render()
+            with needs_extras(f"A picture of {self.kind}:{self.env_name}"):
+                image = self.engine.envs.envs[env].render()
         except NotImplementedError:
             raise ShoalError(f"{self.kind}:{self.env_name} gives no picture: it has no render().") from None
         if image is None:
@@ -556,8 +559,6 @@ class GymWorld(HostWorld):
         return cls.kind == "gym" and gym_spec(cls.env_name).vector_entry_point is not None
 
     def make_vector(self, count: int, threads: int) -> Any:
-        import gymnasium
-
         kwargs = json.loads(self.config.env_kwargs)
         if self.limit is not None:
             kwargs["max_episode_steps"] = self.limit

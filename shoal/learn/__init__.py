@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from shoal.core.world import Group
+from shoal.errors import ShoalError, any_of
 from shoal.learn.a2c import A2C, A2CConfig, A3CConfig, IMPALAConfig
 from shoal.learn.continuous_q import ContinuousQ, DDPGConfig, SACConfig, TD3Config
 from shoal.learn.learner import Learner, LearnerConfig
@@ -25,6 +27,14 @@ LEARNERS: dict[str, tuple[type[LearnerConfig], Callable[..., Learner]]] = {
     "td3": (TD3Config, ContinuousQ),
 }
 """Name on the command line -> settings and learner."""
+
+
+def check_group(config: LearnerConfig, group: Group) -> None:
+    """Refuse a group that a learner cannot learn for, and name the algorithms that can."""
+    if reason := config.unsupported(group):
+        others = [name for name, (other, _) in LEARNERS.items() if not other.unsupported(group)]
+        raise ShoalError(f"{reason}; use --algo {any_of(others)}.")
+
 
 __all__ = [
     "A2C",
@@ -50,4 +60,5 @@ __all__ = [
     "Rollout",
     "SACConfig",
     "TD3Config",
+    "check_group",
 ]

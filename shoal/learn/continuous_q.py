@@ -18,7 +18,7 @@ from shoal.learn.off_policy import OffPolicy, OffPolicyConfig
 from shoal.learn.replay import Sample
 from shoal.learn.rollout import Rollout
 from shoal.policy import ContinuousQPolicy
-from shoal.policy.continuous_q import check_bounded
+from shoal.policy.continuous_q import no_bounded_box
 
 NOISE_SEED = 0x5AC
 """Keeps the noise of updates away from that of actions."""
@@ -68,11 +68,13 @@ class DDPGConfig(OffPolicyConfig):
     def drawn(self) -> int:
         return self.batch_size * self.policy_delay
 
-    def check_group(self, group: Group, core: bool) -> None:
-        check_bounded(group)
+    @classmethod
+    def unsupported(cls, group: Group) -> str:
+        return no_bounded_box(group) or super().unsupported(group)
+
+    def check_core(self, core: bool) -> None:
         if core:
             raise ShoalError("DDPG, TD3 and SAC have no use for a core; use --core none, or --algo ppo or a2c.")
-        super().check_group(group, core)
 
     def entropy_of(self, group: Group) -> float:
         """The entropy that is aimed at."""

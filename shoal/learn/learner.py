@@ -98,8 +98,13 @@ class LearnerConfig:
         left = {"none": 1.0, "linear": 1.0 - t, "cosine": 0.5 * (1.0 + math.cos(math.pi * t))}[self.anneal]
         return left if self.anneal == "none" else self.lr_end + (1.0 - self.lr_end) * left
 
-    def check_group(self, group: Group, core: bool) -> None:
-        """Refuse a group that this learner cannot learn for, or a policy with a core if it has no use for one."""
+    @classmethod
+    def unsupported(cls, group: Group) -> str:
+        """Why this learner cannot learn for a group; "" if it can."""
+        return ""
+
+    def check_core(self, core: bool) -> None:
+        """Refuse a policy with a core, or without one, if this learner cannot use it."""
 
     def check_rollout(self, steps: int, lanes: int, core: bool) -> None:
         """Refuse rollouts of a size that this learner cannot use: steps of so many lanes, envs times agents."""

@@ -74,12 +74,11 @@ class OffPolicyConfig(LearnerConfig):
         """The settings of the policy's head."""
         return {name: getattr(self, name) for name in self.network}
 
-    def check_group(self, group: Group, core: bool) -> None:
-        if group.every > 1:
-            raise ShoalError(
-                f"A replay is learnt from step by step, but group {group.name!r} chooses at every {group.every} "
-                "steps; use --algo ppo or a2c."
-            )
+    @classmethod
+    def unsupported(cls, group: Group) -> str:
+        if group.every == 1:
+            return ""
+        return f"A replay is learnt from step by step, but group {group.name!r} chooses at every {group.every} steps"
 
     def span(self, core: bool) -> tuple[int, int]:
         """Rows of a sequence that is drawn: those that warm a core up and those learnt from; none for single steps."""

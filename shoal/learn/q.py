@@ -9,6 +9,7 @@ Kapturowski et al. 2019), and values may be rescaled (Pohlen et al. 2018).
 The target network's period is counted in updates.
 """
 
+import warnings
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -21,13 +22,16 @@ from shoal.learn.off_policy import OffPolicy, OffPolicyConfig
 from shoal.learn.replay import Sample, Sequences
 from shoal.learn.rollout import Rollout
 from shoal.policy import QPolicy
-from shoal.policy.q import check_choices
+from shoal.policy.q import no_choices
 
 LEARNING, AIMING = 1, 2
 """Streams of the noise inside the network that learns and inside its target; acting has stream 0."""
 
 ETA = 0.9
 """How much the largest error of a sequence counts for its priority, beside the mean."""
+
+ROUNDING = 1e-3
+"""How far an estimated value may lie outside the atoms, as a share of their range."""
 
 
 @dataclass(frozen=True)
@@ -94,9 +98,9 @@ class QConfig(OffPolicyConfig):
     def span(self, core: bool) -> tuple[int, int]:
         return (self.burn_in, self.sequence) if core else (0, 0)
 
-    def check_group(self, group: Group, core: bool) -> None:
-        check_choices(group)
-        super().check_group(group, core)
+    @classmethod
+    def unsupported(cls, group: Group) -> str:
+        return no_choices(group) or super().unsupported(group)
 
     def check_rollout(self, steps: int, lanes: int, core: bool) -> None:
         if core and (self.burn_in % steps or self.sequence % steps):
@@ -183,8 +187,7 @@ class R2D2Config(QConfig):
 
     run: ClassVar[dict[str, Any]] = dict(core="lstm", rollout=40)
 
-    def check_group(self, group: Group, core: bool) -> None:
-        super().check_group(group, core)
+    def check_core(self, core: bool) -> None:
         if not core:
             raise ShoalError("R2D2 learns what to remember and needs a core; use --core lstm or gru, or --algo dqn.")
 
@@ -229,6 +232,7 @@ class QLearner(OffPolicy):
         self._noise = [plan for plan in plans if plan is not None]
         self._spread = _powers(rollout, config.epsilon_spread)
         self._losses = self._wrap(self._losses_eager)
+        self._warned = False
         self.set_progress(0.0)
 
     # --- one rollout, one update ------------------------------------------------------------------------------------
@@ -369,6 +373,30 @@ class QLearner(OffPolicy):
         follow = f"copied every {c.target_period:,} updates" if c.tau is None else f"following by {c.tau:g}"
         along = f"; sequences of {self.sequence} steps after {self.burn_in} to warm up" if self.sequence else ""
         return f"{super().remark()}{along}; target network {follow}"
+
+    def read_metrics(self) -> dict[str, float]:
+        self._check_support()
+        return super().read_metrics()
+
+    def _check_support(self) -> None:
+        """Warn once if the mean value of states lies outside the atoms.
+
+        It is r / (1 - gamma (1 - p)), for the replay's mean reward r and its share p of terminating steps.
+        """
+        c = self.config
+        if c.atoms == 1 or self._warned or self._made < 0 or self.reducer.rank:
+            return
+        rows = slice(0, int(self.replay.filled))  # sync: once per log interval
+        share = float(self.replay.terminated[rows].float().mean())
+        value = float(self.replay.reward[rows].mean()) / max(1.0 - c.gamma * (1.0 - share), 1e-9)
+        slack = ROUNDING * (c.v_max - c.v_min)
+        if not c.v_min - slack <= value <= c.v_max + slack:
+            self._warned = True
+            warnings.warn(
+                f"Values of group {self.policy.group.name!r} are about {value:.3g}, but the {c.atoms} atoms reach from "
+                f"--v-min {c.v_min:g} to --v-max {c.v_max:g}; set them to the range of discounted returns.",
+                stacklevel=2,
+            )
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         return {**super().state_dict(), "target": self.target_flat}

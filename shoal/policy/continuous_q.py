@@ -119,7 +119,8 @@ class ContinuousQPolicy(Policy):
     explores = True
 
     def __init__(self, group: Group, torso: Torso, normalise: bool, critics: int, **head):
-        check_bounded(group)
+        if reason := no_bounded_box(group):
+            raise ShoalError(f"{reason}.")
         super().__init__(group, torso, normalise)
         self.head = SquashedHead(self.features, group.action, **head)
         self.critics = nn.ModuleList(Critic(torso, group.seen.shape, group.action.size) for _ in range(critics))
@@ -145,15 +146,10 @@ class ContinuousQPolicy(Policy):
         return super().activations() + sum(1 + 2 * JOINED * (not critic.together) for critic in self.critics)
 
 
-def check_bounded(group: Group) -> None:
-    """Refuse a group whose actions are not real numbers with bounds."""
+def no_bounded_box(group: Group) -> str:
+    """Why DDPG, TD3 and SAC do not support the actions of a group; "" if they do."""
     if not isinstance(group.action, Box):
-        raise ShoalError(
-            f"DDPG, TD3 and SAC choose real numbers, but group {group.name!r} acts by {type(group.action).__name__}; "
-            "use --algo dqn, ppo or a2c."
-        )
+        return f"DDPG, TD3 and SAC choose real numbers, but group {group.name!r} acts by {type(group.action).__name__}"
     if not group.action.bounded:
-        raise ShoalError(
-            f"DDPG, TD3 and SAC need actions with bounds, but those of group {group.name!r} have none; "
-            "use --algo ppo or a2c."
-        )
+        return f"DDPG, TD3 and SAC need actions with bounds, but those of group {group.name!r} have none"
+    return ""

@@ -160,7 +160,8 @@ class QPolicy(Policy):
     explores = True
 
     def __init__(self, group: Group, torso: Torso, normalise: bool, core: CoreMaker | None = None, **head):
-        check_choices(group)
+        if reason := no_choices(group):
+            raise ShoalError(f"{reason}.")
         super().__init__(group, torso, normalise, core)
         flat = isinstance(group.action, Discrete)
         nvec, odds = ((group.action.n,), group.action.odds) if flat else (group.action.nvec, ())
@@ -220,10 +221,8 @@ class QPolicy(Policy):
             self.head.linear.noise.zero_()
 
 
-def check_choices(group: Group) -> None:
-    """Refuse a group whose actions are no choices."""
-    if not isinstance(group.action, (Discrete, MultiDiscrete)):
-        raise ShoalError(
-            f"Q-learning compares choices, but group {group.name!r} acts by {type(group.action).__name__}; "
-            "use --algo ppo or a2c."
-        )
+def no_choices(group: Group) -> str:
+    """Why Q-learning does not support the actions of a group; "" if it does."""
+    if isinstance(group.action, (Discrete, MultiDiscrete)):
+        return ""
+    return f"Q-learning compares choices, but group {group.name!r} acts by {type(group.action).__name__}"

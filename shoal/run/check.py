@@ -343,7 +343,7 @@ class Walk:
         else:
             more = "walk further (--steps) or shorten episodes (--world.max-steps)"
             yield Finding("note", f"ends: no episode ended within {self.options.steps} steps; {more}")
-        if self.carried:
+        if self.carried and not self.copies[0].problem:  # a world that does not repeat itself differs anyway
             yield Finding("note", f"starts: {self.carried}, left from the episode before; `reset` does not set it anew")
         if not self.envs_differ and not self.episodes_differ:
             yield Finding("note", "starts: every episode starts alike; `reset` draws no random numbers")

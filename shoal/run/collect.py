@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 import warp as wp
 
+from shoal.core.kernels import Whole
 from shoal.core.launch import Plan, bind
 from shoal.core.noise import noise_plan
 from shoal.core.world import Group, GroupOutputs, Outputs, World
@@ -113,6 +114,32 @@ def keep_bytes(
             kept[env, slot, agent, (stack - 1) * size + i] = final[env, agent, i]
 
 
+@wp.func
+def note_stuck(
+    env: int,
+    agent: int,
+    steps: int,
+    parts: int,
+    counter: wp.array[int],
+    nvec: wp.array[int],
+    mask: wp.array4d[wp.bool],
+    alive: wp.array3d[wp.bool],
+    acting: wp.array3d[wp.bool],
+    stuck: wp.array2d[int],
+):
+    """Keep the first step, counted over all rollouts, at which the agent has to act and its mask allows nothing."""
+    for t in range(steps):
+        if stuck[env, agent] < 0 and alive[env, t, agent] and acting[env, t, agent]:
+            choice = int(0)
+            for part in range(parts):
+                allowed = int(0)
+                for _ in range(nvec[part]):
+                    allowed = allowed + wp.where(mask[env, t, agent, choice], 1, 0)
+                    choice = choice + 1
+                if allowed == 0:
+                    stuck[env, agent] = counter[0] * steps + t
+
+
 Teams = dict[str, list[Group]]
 """Name of a policy -> the groups it acts for. Their agents stand one after the other in its rollout."""
 
@@ -159,6 +186,13 @@ class Collector:
         first, *others = self.rollouts.values()
         for other in others:  # episodes end for all groups at once
             other.terminated, other.truncated = first.terminated, first.truncated
+        self._stuck = {
+            name: torch.full((envs, r.action_mask.shape[2]), -1, dtype=torch.int32, device=device)
+            for name, r in self.rollouts.items()
+            if r.action_mask is not None
+        }
+        """Policy -> [N, A]: the first step at which an agent's mask allowed nothing; -1: there was none."""
+        self._stuck_plans = [self._stuck_plan(name, stuck) for name, stuck in self._stuck.items()]
         self._rows = [self._row(t) for t in range(steps)]
         self._keep = self._keep_all()
         self._act = torch.compile(self._act_eager, dynamic=False) if compiled else self._act_eager
@@ -207,6 +241,8 @@ class Collector:
                 plan()
             for rollout in self.rollouts.values():
                 rollout.settle(t)
+        for plan in self._stuck_plans:
+            plan()
         self.counter.add_(1)
 
     def _begin(self) -> None:
@@ -269,6 +305,36 @@ class Collector:
         log_prob_out.copy_(log_prob.view_as(log_prob_out))
         if world_out is not None:
             world_out.copy_(policy.head.to_world(action).view_as(world_out))
+
+    def _stuck_plan(self, name: str, stuck: torch.Tensor) -> Plan:
+        r, nvec = self.rollouts[name], self.policies[name].head.nvec
+        assert r.action_mask is not None
+        always = torch.ones((), dtype=torch.bool, device=stuck.device).expand_as(r.reward)
+        arguments = dict(
+            steps=self.steps,
+            parts=len(nvec),
+            counter=Whole(self.counter),
+            nvec=Whole(torch.tensor(nvec, dtype=torch.int32, device=stuck.device)),
+            mask=r.action_mask.transpose(0, 1),
+            alive=(always if r.alive is None else r.alive).transpose(0, 1),
+            acting=(always if r.acting is None else r.acting).transpose(0, 1),
+            stuck=stuck,
+        )
+        return bind("stuck", note_stuck, stuck.device, stuck.shape[0], arguments, stuck.shape[1])
+
+    @property
+    def masked(self) -> bool:
+        """Whether any group has an action mask."""
+        return bool(self._stuck)
+
+    def first_stuck(self) -> tuple[int, int, str, int] | None:
+        """Step, env, group and agent of the first action mask that allowed nothing; None: there was none."""
+        found = []
+        for name, stuck in self._stuck.items():
+            for group, place in self._slots[name].items():
+                steps = stuck[:, place].cpu()  # sync: with a log line or a checkpoint
+                found += [(int(steps[e, a]), e, group, a) for e, a in (steps >= 0).nonzero().tolist()]
+        return min(found, default=None)
 
     def _row(self, t: int | slice) -> Outputs:
         """Where step t writes: its rewards and flags to row t, what is seen afterwards to row t + 1.

@@ -282,12 +282,10 @@ class Job:
         return replace(self, train=replace(self.train, **run), learn=replace(self.learn, **learn))
 
     def check_samples(self) -> None:
-        """Refuse groups, and rollouts of a size, that a learner cannot use."""
+        """Refuse rollouts of a size that a learner cannot use."""
         for name, groups in self.teams().items():
             own = self.for_policy(name)
             core = own.train.core != "none"
-            for group in groups:
-                own.learn.check_group(group, core)
             lanes = self.train.num_envs * sum(group.agents for group in groups)
             own.learn.check_rollout(self.train.rollout, lanes, core)
             count = self.train.processes

@@ -7,6 +7,7 @@ from typing import Any
 
 from shoal.core.settings import read_setting
 from shoal.errors import ShoalError, unknown
+from shoal.learn import check_group
 from shoal.run.config import POLICY_SETTINGS, Job, TrainConfig, load_job
 from shoal.run.folder import RunFolder
 from shoal.worlds import full_path
@@ -31,7 +32,11 @@ def checked(job: Job) -> Job:
     for name in overrides(job):
         if name not in names:
             raise unknown("group in --per-group:", name, names)
-        job.for_policy(name)
+    for name, groups in job.teams().items():
+        own = job.for_policy(name)
+        for group in groups:
+            check_group(own.learn, group)
+        own.learn.check_core(own.train.core != "none")
     return job
 
 

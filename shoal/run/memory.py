@@ -180,7 +180,7 @@ def _activations(policy: Policy) -> int:
 
 
 def most_envs(job: Job) -> int:
-    """What `--num-envs auto` means: the largest number of envs that fits, such that mini-batches divide."""
+    """What `--num-envs auto` means: the most envs that fit in memory and steps, such that mini-batches divide."""
     if not world_class(job.world).on_device:
         raise ShoalError(
             f"--num-envs auto fills the device's memory, but {job.world} is stepped by CPU cores; give a number."
@@ -195,9 +195,9 @@ def most_envs(job: Job) -> int:
             "Lower --rollout."
         )
     if count > 4096:  # whole blocks of threads
-        step *= -(-1024 // step)
-        count = count // step * step
-    return count
+        block = step * -(-1024 // step)
+        count = count // block * block
+    return min(count, max(step, job.train.total_steps // job.train.rollout // step * step))
 
 
 def out_of_memory(job: Job) -> ShoalError:

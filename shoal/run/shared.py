@@ -155,6 +155,8 @@ class SharedTrainer(Counted):
 
     def check_finite(self) -> None:
         """Stop if steps were refused for a gradient that is not finite; say where it came from."""
+        for part in self.parts:
+            part.check_masks()
         if any(int(optimiser.bad_steps) for optimiser in self.optimisers.values()):
             # Whose newest rollout shows what was wrong speaks first.
             for part in sorted(self.parts, key=lambda part: part.is_finite):

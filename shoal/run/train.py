@@ -345,6 +345,12 @@ class _Session:
         self.progress = Progress(config.total_steps, steps, config.quiet or not processes.leads)
         where = _device_name(config.device) + (f", {processes.size} processes" if processes.size > 1 else "")
         self.progress.say(f"{job.world} with {config.algo.upper()} on {where}, run {folder.path}")
+        made, wanted = config.iterations * config.steps_per_iteration - steps, config.total_steps - steps
+        if processes.leads and made > 2 * wanted:
+            self.progress.warn(
+                f"This run makes {made:,} env steps instead of {wanted:,}, since an iteration has "
+                f"{config.num_envs:,} envs x {config.rollout} steps; lower one of them or raise --total-steps."
+            )
         start = time.monotonic()
         self.share = processes.share(job)
         """The job as this process alone would have it, to tell what it costs."""

@@ -193,8 +193,27 @@ class Trainer(Counted):
         """Those that what has been learnt so far belongs to."""
         return self.episode_sums()
 
+    def check_masks(self) -> None:
+        """Stop if an action mask allowed nothing; say whose."""
+        if not self.collector.masked:
+            return
+        for stuck in self.processes.collect(self._first_stuck()):
+            if stuck is not None:
+                raise BadNumbers(stuck, {})
+
+    def _first_stuck(self) -> str | None:
+        stuck = self.collector.first_stuck()
+        if stuck is None:
+            return None
+        step, env, group, agent = stuck
+        return (
+            f"The action mask of env {self.first_env + env}, group {group!r}, agent {agent} of {self.job.world} allows "
+            f"no action at step {step} of this env; allow one, or let the agent leave the game."
+        )
+
     def check_finite(self) -> None:
         """Stop if steps were refused for a gradient that is not finite; say where it came from."""
+        self.check_masks()
         for name, learner in self.learners.items():
             bad = sum(optimiser.bad_steps for optimiser in learner.optimisers.values())
             if int(bad):  # sync: with a log line or a checkpoint
@@ -293,7 +312,7 @@ def lags_told(lags: list[int]) -> dict[str, float]:
 
 
 class BadNumbers(ShoalError):
-    """NaN or infinity where there must be none, with the state of the env that made it."""
+    """NaN, infinity or an empty action mask where there must be none, with the state of the env that made it."""
 
     def __init__(self, message: str, env_state: dict[str, Any]):
         super().__init__(message)

@@ -8,6 +8,7 @@ from dataclasses import is_dataclass
 from functools import cache
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from shoal.errors import ShoalError, excerpt, unknown
@@ -138,6 +139,7 @@ def load_object(path: str, kind: str) -> Any:
     with UserCode(f"{excerpt(place)} cannot be imported", str(file)):
         spec.loader.exec_module(module)
     if not hasattr(module, attribute):
-        classes = [n for n, v in vars(module).items() if isinstance(v, type) and v.__module__ == module.__name__]
-        raise unknown(f"{kind} in {place} named", attribute, classes)
+        kinds = (type, FunctionType)
+        own = [n for n, v in vars(module).items() if isinstance(v, kinds) and v.__module__ == name and n[0] != "_"]
+        raise unknown(f"{kind} in {place} named", attribute, own)
     return getattr(module, attribute)

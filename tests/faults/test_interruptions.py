@@ -97,6 +97,26 @@ def test_nan_is_caught_with_env_field_and_state(tmp_path, settings):
     assert all(torch.isfinite(t.float()).all() for t in good.state.values())
 
 
+class NoChoice(Poisoned):
+    """In env 5 no action is allowed after the 20th step."""
+
+    groups = (Group("agent", observation=Box(1), action=Discrete(2), masked=True),)
+
+    def step(self, s):
+        s.clock += 1.0
+
+    def observe(self, s):
+        stuck = (s.clock == 20.0) & (s.env_id == 5)
+        return dict(observation=s.clock.unsqueeze(-1) / 100.0, action_mask=~stuck[:, None, None].expand(-1, 1, 2))
+
+
+@pytest.mark.parametrize("settings", [dict(), dict(algo="a3c", actors=2), dict(algo="appo")], ids=str)
+def test_an_empty_action_mask_stops_training_with_env_and_step(tmp_path, settings):
+    told = r"action mask of env 5, group 'agent', agent 0 of .* allows no action at step 20 of this env;"
+    with pytest.raises(ShoalError, match=told):
+        shoal.train(f"{__file__}:NoChoice", run_dir=tmp_path / "run", **NAN_RUN, **settings)
+
+
 class Endless(Poisoned):
     """No episode ever ends."""
 

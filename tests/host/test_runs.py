@@ -9,8 +9,6 @@ from PIL import Image
 
 import shoal
 from shoal.cli import main
-from shoal.errors import ShoalError
-from shoal.host.sources import import_extra
 from shoal.run.config import make_job, parse_job
 from shoal.run.memory import estimate
 from shoal.run.trainer import Trainer
@@ -115,8 +113,3 @@ def test_bad_input_is_one_sentence_and_exit_code_2(words, told, capsys, tmp_path
     assert len(errors) == 1
     assert told in errors[0]
     assert not (tmp_path / "runs").exists() or not any((tmp_path / "runs").iterdir())
-
-
-def test_a_missing_library_names_the_extra():
-    with pytest.raises(ShoalError, match=r"shoal\[atari\]"):
-        import_extra("no_such_library", "atari")

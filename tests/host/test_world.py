@@ -1,5 +1,6 @@
 import json
 import os
+import sys
 from pathlib import Path
 
 import gymnasium as gym
@@ -10,6 +11,7 @@ import torch
 from shoal.core.spaces import Discrete, Mixed
 from shoal.errors import ShoalError
 from shoal.host.native import pack_seeds
+from shoal.view.canvas import Canvas
 from shoal.worlds import world_class
 from tests.host.envs import Hunt, Walk
 
@@ -244,6 +246,7 @@ def test_steps_after_close_and_wrong_actions_are_refused():
     [
         ("gym:CartPole-v9", "CartPole"),
         ("gym:CartPol-v1", "did you mean 'CartPole-v1'"),
+        ("gym:NoSuch-v1", r"no Gymnasium environment 'NoSuch-v1'; choose one of: Acrobot-v1, .* and \d+ more\.$"),
         ("zoo:sisl.nothing_v1", "no PettingZoo module"),
         ("ale:pongg", "did you mean 'pong'"),
     ],
@@ -252,6 +255,18 @@ def test_unknown_names_get_the_nearest_one(name, told):
     pytest.importorskip("ale_py" if name.startswith("ale") else "pettingzoo" if name.startswith("zoo") else "gymnasium")
     with pytest.raises(ShoalError, match=told):
         make(name, 1)
+
+
+def test_a_missing_library_is_one_sentence_with_the_extra_that_installs_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mujoco", None)
+    with pytest.raises(ShoalError, match=r"^gym:HalfCheetah-v5 needs mujoco, .*: pip install 'shoal\[mujoco\]'\.$"):
+        make("gym:HalfCheetah-v5", 1)
+    world = make("gym:CartPole-v1", 1, batch="serial", render=True)
+    world.reset(0)
+    monkeypatch.setitem(sys.modules, "pygame", None)
+    with pytest.raises(ShoalError, match=r"^A picture of gym:CartPole-v1 needs pygame, .* 'shoal\[gym\]'\.$"):
+        world.picture(Canvas(), 0)
+    world.close()
 
 
 def test_an_environment_that_cannot_be_made_says_why():

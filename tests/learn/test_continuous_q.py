@@ -9,7 +9,7 @@ import torch
 from torch import distributions
 
 from shoal.core import Box, Discrete, Group, ShoalError
-from shoal.learn import ContinuousQ, DDPGConfig, SACConfig, TD3Config
+from shoal.learn import ContinuousQ, DDPGConfig, SACConfig, TD3Config, check_group
 from shoal.policy import ContinuousQPolicy, choose_torso, mlp_torso
 from shoal.policy.continuous_q import SquashedHead
 from tests.helpers import random_rollout
@@ -239,4 +239,4 @@ def test_bad_settings_are_refused(settings, words):
 )
 def test_other_actions_are_refused(action, words):
     with pytest.raises(ShoalError, match=words):
-        SACConfig().check_group(Group("g", Box(3), action), False)
+        check_group(SACConfig(), Group("g", Box(3), action))

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 from fractions import Fraction
 
 import numpy as np
@@ -223,6 +224,29 @@ def test_distributions_learn_a_reward_that_ends_all(settings):
     sample = learner.replay.sample(BATCH)
     q = learner.policy.distribution(sample.seen).gather(1, sample.action.long().view(-1, 1))
     torch.testing.assert_close(q, torch.ones_like(q), atol=0.25, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reward", "ends", "warns"),
+    [
+        (dict(atoms=51), 1.0, 0.05, True),  # 1 / (1 - 0.99 * 0.95) = 16.8
+        (dict(atoms=51, v_min=-1.0, v_max=20.0), 1.0, 0.05, False),
+        (dict(atoms=51, v_min=-1.0, v_max=10.0, gamma=0.9), 1.0, 0.0, False),  # just the limit
+        (dict(atoms=51), -1.0, 0.0, True),
+        (dict(atoms=51), 0.05, 0.0, False),
+        (dict(quantiles=9), 1.0, 0.0, False),
+    ],
+)
+def test_values_outside_the_atoms_are_warned_of_once(settings, reward, ends, warns):
+    learner = make(rows=400, **settings)
+    learner.due(10**6)
+    learner.replay.reward.fill_(reward)
+    learner.replay.terminated.zero_()[: round(ends * 400)] = True
+    for expected in (warns, False):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            learner.read_metrics()
+        assert ["--v-min" in str(warning.message) for warning in caught] == [True] * expected
 
 
 def test_errors_become_priorities():

@@ -327,7 +327,6 @@ def test_distributions_are_not_rescaled(settings):
 
 
 def test_r2d2_needs_a_core():
-    group = Group("g", Box(2), Discrete(3))
-    R2D2Config().check_group(group, core=True)
+    R2D2Config().check_core(True)
     with pytest.raises(ShoalError, match="needs a core; use --core lstm or gru"):
-        R2D2Config().check_group(group, core=False)
+        R2D2Config().check_core(False)

@@ -57,6 +57,11 @@ class Random(Pair):
         s.at += torch.where(at(s, 3, 5), torch.rand(()), 0.0)
 
 
+class RandomStart(Pair):
+    def reset(self, s):
+        return dict(at=torch.rand_like(s.at))
+
+
 class Counter(Pair):
     calls = 0
 
@@ -194,6 +199,11 @@ def test_a_mistake_is_named_with_its_place(world, expected):
 def test_what_does_not_repeat_is_not_blamed_on_the_batch_too():
     assert len(lines(Random, "FAIL")) == 1
     assert "slices: cannot be judged, since the world does not repeat itself" in lines(Counter, "note")
+
+
+def test_unseeded_starts_are_not_blamed_on_the_episode_before():
+    assert any(text.startswith("determinism: at after reset") for text in lines(RandomStart, "FAIL"))
+    assert not [text for text in lines(RandomStart, "note") if "left from the episode before" in text]
 
 
 def test_a_world_that_raises_is_a_failure_with_the_line():

@@ -60,6 +60,13 @@ def test_bad_input_exits_2_with_one_sentence(words, answer, tmp_path, capsys):
     assert answer in error
 
 
+def test_a_name_that_a_file_lacks_gets_its_classes_and_functions(tmp_path, capsys):
+    file = tmp_path / "mine.py"
+    file.write_text("from pathlib import Path\n\nclass MyEnv: ...\ndef make_env(): ...\ndef _helper(): ...\n")
+    assert main(["train", f"{file}:Nope"]) == 2
+    assert f"There is no world in {file} named 'Nope'; choose one of: MyEnv, make_env." in capsys.readouterr().err
+
+
 def test_a_file_that_cannot_be_written_is_refused_and_scores_are_told_all_the_same(tmp_path, capsys):
     run, other = str(tmp_path / "run"), str(tmp_path / "other")
     quick = ["--total-steps", "1000", "--num-envs", "8", "--eval-episodes", "0", "--quiet"]

@@ -1,10 +1,12 @@
 """Collecting: what stands in a rollout is what a plain world does with the same actions."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
 
-from shoal.core import Box
+from shoal.core import Box, Group, KernelWorld, MultiDiscrete
 from shoal.core.wrappers import ActionRepeat, FrameStack, KeepAs, TimeLimit, TransformObservation
 from shoal.learn import A2C, A2CConfig
 from shoal.policy import ActorCritic, mlp_torso
@@ -66,6 +68,52 @@ def test_rollouts_equal_a_twin_that_takes_their_actions(steps):
             np.testing.assert_array_equal(kept[: len(expected), env, 0], expected)
             cuts += len(expected)
     assert cuts > 5
+
+
+class Masked(KernelWorld):
+    """After step 5 the mask of env 2, agent 1 allows nothing in the second part of its action."""
+
+    @dataclass(frozen=True)
+    class Config:
+        stuck: bool = True
+        leaves: bool = False
+        every: int = 1
+        max_steps: int = 100
+
+    @staticmethod
+    def groups(config):
+        action = MultiDiscrete((2, 3))
+        return (Group("g", Box(1), action, agents=2, masked=True, leaves=config.leaves, every=config.every),)
+
+    def step(self, s):
+        if s.config.leaves:
+            s.alive[:, 1] &= s.step_count < 5
+
+    def reset(self, s):
+        return {}
+
+    def observe(self, s):
+        empty = torch.zeros_like(s.action_mask)
+        empty[:, 1, 2:] = ((s.step_count == 5) & (s.env_id == 2) & s.config.stuck)[:, None]
+        return dict(observation=torch.zeros_like(s.observation), action_mask=~empty)
+
+
+@pytest.mark.parametrize(
+    ("config", "found"),
+    [
+        (dict(), (5, 2, "g", 1)),
+        (dict(every=5), (5, 2, "g", 1)),
+        (dict(every=4), None),  # it does not choose at that step
+        (dict(leaves=True), None),  # it has left
+        (dict(stuck=False), None),
+    ],
+    ids=str,
+)
+def test_an_action_mask_that_allows_nothing_is_found_rollouts_later(config, found):
+    made = collector(Masked(4, config=Masked.Config(**config)), 4)
+    for _ in range(4):
+        made.collect()
+    assert made.first_stuck() == found
 
 
 def test_wrapped_worlds_collect_what_they_show():

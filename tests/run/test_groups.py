@@ -225,10 +225,14 @@ def test_memory_of_what_is_carried_is_told_to_the_byte(algo, changes):
 
 def test_the_most_envs_that_fit(monkeypatch):
     monkeypatch.setattr("shoal.run.memory.free_memory", lambda device: 10**9)
-    made = job(num_envs="auto", minibatches=3, algo="ppo")
+    made = job(num_envs="auto", minibatches=3, algo="ppo", total_steps=1e12)
     told = estimate(made, 10**9)
     assert made.train.num_envs % 3 == 0
     assert 0.9 * told.fits <= made.train.num_envs <= told.fits
+    for total_steps, most in ((1e12, told.fits), (100_000, 100_000 // 32), (10, 3)):
+        few = job(num_envs="auto", minibatches=3, algo="ppo", total_steps=total_steps, rollout=32)
+        assert few.train.num_envs % 3 == 0
+        assert 3 <= few.train.num_envs <= most
     monkeypatch.setattr("shoal.run.memory.free_memory", lambda device: 10**4)
     with pytest.raises(ShoalError, match="Not one env"):
         job(num_envs="auto")

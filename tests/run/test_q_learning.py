@@ -129,9 +129,16 @@ def test_memory_is_told_beforehand(options):
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
-        (["pendulum", "--algo", "dqn"], "Q-learning compares choices, but group 'pendulum' acts by Box"),
-        (["pandemic", "--algo", "dqn"], "chooses at every"),
-        (["cartpole", "--algo", "sac"], "choose real numbers, but group 'cart' acts by Discrete"),
+        (
+            ["pendulum", "--algo", "dqn"],
+            "but group 'pendulum' acts by Box; use --algo a2c, a3c, appo, ddpg, impala, ppo, sac or td3.",
+        ),
+        (["pendulum", "--algo", "dqn", "--num-envs", "auto"], "acts by Box; use --algo a2c,"),
+        (["pandemic", "--algo", "dqn"], "chooses at every 90 steps; use --algo a2c, a3c, appo, impala or ppo."),
+        (
+            ["cartpole", "--algo", "sac"],
+            "'cart' acts by Discrete; use --algo a2c, a3c, appo, dqn, impala, ppo, r2d2 or rainbow.",
+        ),
         (["pendulum", "--algo", "td3", "--core", "gru"], "no use for a core"),
         (["cartpole", "--algo", "dqn", "--replay-size", "200", "--n-step", "9"], "is too short"),
         (["cartpole", "--algo", "rainbow", "--quantiles", "20"], "not both"),

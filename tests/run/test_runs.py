@@ -120,6 +120,14 @@ def test_settings_that_do_not_exist_are_refused():
         make_job("cartpole", world_config=dict(max_step=3))
 
 
+@pytest.mark.parametrize(("total_steps", "warns"), [(127, True), (128, False)])
+def test_a_run_of_more_than_twice_its_steps_is_warned_of(total_steps, warns, tmp_path, capsys):
+    """An iteration has 32 envs x 8 steps."""
+    shoal.train("cartpole", total_steps=total_steps, run_dir=tmp_path / "run", **{**SMALL, "eval_episodes": 0})
+    warning = f"This run makes 256 env steps instead of {total_steps}"
+    assert (warning in capsys.readouterr().err) == warns
+
+
 def test_large_numbers_may_be_written_with_an_exponent():
     assert make_job("cartpole", total_steps="1e8").train.total_steps == 100_000_000
     assert make_job("cartpole", total_steps=1e6).train.total_steps == 1_000_000
