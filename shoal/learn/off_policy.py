@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
+from shoal.core.spaces import check_range
 from shoal.core.world import Group
 from shoal.errors import ShoalError, require
 from shoal.learn.learner import Learner, LearnerConfig, part_of
@@ -212,8 +213,10 @@ class OffPolicy(Learner):
         return state
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        replay = part_of(state, "replay.")
+        check_range("An action of the saved replay", replay["action"], self.policy.group.action)  # losses index by it
         super().load_state_dict(state)
-        self.replay.load_state_dict(part_of(state, "replay."))
+        self.replay.load_state_dict(replay)
 
     def env_axes(self) -> dict[str, int]:
         replay = {f"replay.{name}": axis for name, axis in self.replay.env_axes().items()}

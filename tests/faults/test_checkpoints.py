@@ -323,3 +323,12 @@ def test_a_replay_that_points_beyond_its_rows_is_refused(tmp_path, name, value):
         return
     with pytest.raises(ShoalError, match=f"The saved replay is damaged: {name} must be within"):
         shoal.resume(run.path, total_steps=256)
+
+
+@pytest.mark.parametrize("value", [-1, 2, 2**31 - 1])
+def test_a_replay_with_actions_that_cannot_be_is_refused(tmp_path, value):
+    settings = {**SMALL, "eval_episodes": 0}
+    run = shoal.train("cartpole", algo="dqn", replay_size=1024, total_steps=128, run_dir=tmp_path / "run", **settings)
+    forge(run.folder.pick("last"), "state.safetensors", lambda t: t["learner.cart.replay.action"][3].fill_(value))
+    with pytest.raises(ShoalError, match=f"An action of the saved replay must be within Discrete.*got {value}"):
+        shoal.resume(run.path, total_steps=256)
