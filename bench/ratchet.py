@@ -290,7 +290,7 @@ def compare_workloads(base: Path, device: str, folder: Path) -> bool:
                     print(f"{name}: FAILED at the {where}: {done.stderr.strip().splitlines()[-1:]}")
                     return False
                 row = json.loads(out.read_text().splitlines()[-1])
-                best[where] = max(best.get(where, 0.0), row["env_steps_per_second"])
+                best[where] = max(best.get(where, 0.0), row["steps_per_second"])
         ratio = best["here"] / best["base"]
         good = good and ratio >= SLOWER
         print(f"{name:24}  base {best['base']:.4g}  here {best['here']:.4g} env steps/s  ratio {ratio:.3f}", flush=True)

@@ -67,7 +67,7 @@ def _check(name: str, value: Any, kind: Any) -> Any:
         if abs(value) > LARGEST:
             raise ShoalError(f"--{name} must be within 2**62, got {_shown(value)}.")
     elif kind is Path:
-        if not isinstance(value, (str, Path)) or "\0" in str(value):
+        if not isinstance(value, (str, Path)):
             raise ShoalError(f"--{name} must be a path, got {_shown(value)}.")
         return Path(value)
     elif kind in (bool, str) and not isinstance(value, kind):
