@@ -9,8 +9,11 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 import warnings
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import warp as wp
@@ -98,10 +101,17 @@ def _compile(module: Any, target: Any, block_dim: int, entry: Path, binary: str)
     warnings.warn(text, stacklevel=4)
 
 
-def _load_from(cache: Path, module: Any, target: Any, block_dim: int) -> None:
+@cache
+def _headers() -> TemporaryFolder:
+    """A folder for the headers that Warp's compiler prepares: unlike Warp's own, it is removed after kills too."""
+    return TemporaryFolder("headers")
+
+
+def _load_from(place: Path, module: Any, target: Any, block_dim: int) -> None:
     """Load a module with another folder as Warp's cache."""
+    wp._src.context.runtime._pch_dirs[threading.get_ident()] = SimpleNamespace(name=str(_headers().path))
     shared = wp.config.kernel_cache_dir
-    wp.config.kernel_cache_dir = str(cache)
+    wp.config.kernel_cache_dir = str(place)
     try:
         module.load(target, block_dim)
     finally:

@@ -166,3 +166,17 @@ def test_what_fails_elsewhere_too_is_the_authors_mistake(cache, monkeypatch):
     assert [folder.parent == cache for folder in folders] == [True, False]
     assert not any(folder.exists() for folder in folders)
     assert wp.config.kernel_cache_dir == str(cache)
+
+
+def test_headers_that_the_compiler_prepares_are_in_a_temporary_folder_of_shoal(cache, tmp_path, monkeypatch):
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    kernel_cache._headers.cache_clear()
+    assert run() == []
+    (left,) = temporary.iterdir()
+    assert left.name.startswith("shoal-headers-")
+    assert any(path.name != OWNER for path in left.iterdir())
+    kernel_cache._headers().close()
+    kernel_cache._headers.cache_clear()
+    assert not any(temporary.iterdir())

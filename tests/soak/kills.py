@@ -14,6 +14,7 @@ from random import Random
 import torch
 from safetensors.torch import load_file
 
+from shoal.run.checkpoint import latest_steps
 from tests.soak.cells import Cell
 
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -75,6 +76,8 @@ def kill_and_resume(cell: Cell, whole: Path, seconds: float, run: Path, kills: i
         if not any((run / "checkpoints").glob("step_*")):
             found.before_checkpoint += 1
             _refuses_to_resume(run, found)
+        elif latest_steps(run / "checkpoints") >= cell.steps:  # killed after its last checkpoint
+            break
     _compare(cell, whole, run, found)
     return found
 
