@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from shoal.cli import COMMANDS, RUN_COMMANDS
-from shoal.run.folder import RunFolder
-from shoal.run.progress import Progress
+from shoal.runs.folder import RunFolder
+from shoal.runs.progress import Progress
 from tests.commands import ENDS, run
 
 TRAIN = ["train", "cartpole", "--num-envs", "8", "--rollout", "4", "--minibatches", "2", "--epochs", "1"]

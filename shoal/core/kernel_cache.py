@@ -18,9 +18,9 @@ from typing import Any
 
 import warp as wp
 
+from shoal.core.errors import excerpt, temporary_folder
 from shoal.core.kernels import LOADING
-from shoal.errors import excerpt, temporary_folder
-from shoal.temporary import TemporaryFolder
+from shoal.core.temporary import TemporaryFolder
 
 CHECKSUMS = ".sha256"
 """Ending of the checksum file of a binary: JSON, file name -> SHA-256."""

@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shoal.errors import ShoalError, excerpt, unknown
+from shoal.core.errors import ShoalError, excerpt, unknown
 
 T = TypeVar("T")
 

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 import tyro
 
+from shoal.core.errors import ShoalError
 from shoal.core.settings import check_settings
-from shoal.errors import ShoalError
 
 own_flag = tyro.conf.arg(prefix_name=False)
 """For settings that people look for without the prefix `world.`"""

@@ -17,13 +17,13 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
+from shoal.core.errors import ShoalError, how_it_ended
 from shoal.core.launch import cpu_threads
-from shoal.errors import ShoalError, how_it_ended
+from shoal.core.streams import tell
 from shoal.host.envs import EnvFault, make_rows
 from shoal.host.memory import RESET, SharedArrays
 from shoal.host.sources import Source
 from shoal.host.worker import ENDING, FAILED, READY, Assignment
-from shoal.streams import tell
 
 START_SECONDS = 120.0
 """How long a worker may take to import its libraries and make its envs."""

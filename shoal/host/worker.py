@@ -17,10 +17,10 @@ import traceback
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
+from shoal.core.streams import standard_streams
+from shoal.core.user_code import describe, text_of
 from shoal.host.memory import Layout, SharedArrays
 from shoal.host.sources import Source
-from shoal.streams import standard_streams
-from shoal.user_code import describe, text_of
 
 READY, FAILED = 254, 255
 

@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
+from shoal.core.errors import ShoalError, require
 from shoal.core.settings import check_settings
 from shoal.core.world import Group
-from shoal.errors import ShoalError, require
 from shoal.learn.optim import OPTIMISERS, Adam
 from shoal.learn.rollout import Rollout
 from shoal.policy.normalise import RunningMoments

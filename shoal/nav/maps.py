@@ -15,7 +15,8 @@ from shoal.nav.paths import Floor, field_of, shortest_path
 from shoal.nav.walk import NOWHERE
 
 if TYPE_CHECKING:
-    from shoal.view.canvas import Canvas, Part
+    from shoal.draw.canvas import Canvas
+    from shoal.draw.surface import Part
 
 AGENTS = ("orange", "blue", "green", "#c8a814")
 """Colours of agents, in turn; about those that they have in one another's eyes."""

@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
 
 
 def serve() -> None:

@@ -11,11 +11,11 @@ import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from shoal.errors import temporary_folder
+from shoal.core.errors import temporary_folder
+from shoal.core.temporary import MEMORY, TemporaryFolder
 from shoal.scene.cache import DamagedError, read_arrays
 from shoal.scene.pack import Packed
 from shoal.scene.sources import from_arrays
-from shoal.temporary import MEMORY, TemporaryFolder
 
 ATTEMPTS = 2
 """How often a scene is tried whose process dies."""

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.worlds import KERNEL_WORLDS, pendulum
+from shoal.core.registry import KERNEL_WORLDS
+from shoal.worlds import pendulum
 
 RUN = """
 import sys

@@ -12,11 +12,11 @@ import torch
 import warp as wp
 
 from shoal.core import kernel_cache
+from shoal.core.errors import ShoalError
 from shoal.core.kernel_cache import CHECKSUMS, find_damage
 from shoal.core.kernels import Program
 from shoal.core.launch import Plan, init_warp
-from shoal.errors import ShoalError
-from shoal.temporary import OWNER
+from shoal.core.temporary import OWNER
 from tests.damage import DAMAGES
 
 

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.errors import ShoalError
-from shoal.run.config import make_job
-from shoal.run.trainer import Trainer
+from shoal.core.errors import ShoalError
+from shoal.runs.jobs import make_job
+from shoal.training.trainer import Trainer
 
 HERE = Path(__file__).parent / "envs.py"
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import shoal
-from shoal.errors import ShoalError
-from shoal.run.build import make_world
-from shoal.run.checkpoint import load_checkpoint
-from shoal.run.config import make_job
-from shoal.run.train import load_run
-from shoal.run.trainer import Trainer
-from shoal.worlds import world_class
+from shoal.core.errors import ShoalError
+from shoal.core.world_loading import world_class
+from shoal.runs.checkpoint import load_checkpoint
+from shoal.runs.jobs import make_job
+from shoal.runs.run import load_run
+from shoal.training.build import make_world
+from shoal.training.trainer import Trainer
 
 ROOT = Path(__file__).parents[2]
 SMALL = dict(num_envs=32, rollout=8, eval_episodes=4, quiet=True, device="cpu", log_every=0.0)
@@ -23,7 +23,7 @@ STEPS = 32 * 8
 
 
 def state_of(path):
-    return load_checkpoint(shoal.run.train.RunFolder(path).pick("last"), "cpu").state
+    return load_checkpoint(shoal.runs.folder.RunFolder(path).pick("last"), "cpu").state
 
 
 def assert_same(a, b):

@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 import shoal
-from shoal.errors import ShoalError
-from shoal.run.config import load_job, make_job
-from shoal.run.trust import key_path
-from shoal.worlds import HOST_KINDS, WORLDS, load_object
+from shoal.core.errors import ShoalError
+from shoal.core.registry import HOST_KINDS, WORLDS
+from shoal.core.user_files import load_object
+from shoal.runs.config_file import load_job
+from shoal.runs.jobs import make_job
+from shoal.runs.trust import key_path
 from tests.damage import places_of
 
 SMALL = dict(num_envs=8, rollout=8, total_steps=64, eval_episodes=0, quiet=True, device="cpu")
@@ -78,8 +80,8 @@ def own(tmp_path):
 def _forget(file: Path) -> None:
     """As in a new process: what this one has executed is not known."""
     load_object.cache_clear()
-    shoal.worlds.world_class.cache_clear()
-    shoal.worlds._EXECUTED.clear()
+    shoal.core.world_loading.world_class.cache_clear()
+    shoal.core.user_files._EXECUTED.clear()
     (file.parent / "executed").unlink(missing_ok=True)
 
 
@@ -223,7 +225,7 @@ def test_without_a_key_a_run_trains_with_a_warning_and_opens_with_trust(tmp_path
 def test_bundled_worlds_and_installed_environments_need_no_code(plain):
     assert json.loads((plain / "config.json").read_text())["code"] == []
     for world in [*WORLDS, "gym:CartPole-v1", "ale:pong", "zoo:sisl.pursuit_v5", "zoo:pettingzoo.sisl.pursuit_v5"]:
-        assert shoal.run.trust.needed_code(world, ["auto", "mlp"]) == {}
+        assert shoal.runs.trust.needed_code(world, ["auto", "mlp"]) == {}
     assert set(HOST_KINDS) == {"gym", "ale", "zoo", "envpool"}, "a new kind: say in trust.py what it imports"
 
 

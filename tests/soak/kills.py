@@ -14,7 +14,7 @@ from random import Random
 import torch
 from safetensors.torch import load_file
 
-from shoal.run.checkpoint import latest_steps
+from shoal.runs.checkpoint import latest_steps
 from tests.soak.cells import Cell
 
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
