@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 
 from shoal.core.streams import standard_streams
 from shoal.core.user_code import describe, text_of
+from shoal.host.envs import EnvFault, make_rows
 from shoal.host.memory import Layout, SharedArrays
 from shoal.host.sources import Source
 
@@ -63,8 +64,6 @@ class Assignment:
 
 def work(job: Assignment) -> None:
     """Make the envs, then serve until the world hangs up."""
-    from shoal.host.envs import EnvFault, make_rows
-
     if job.core is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {job.core})
     try:

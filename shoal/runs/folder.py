@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import warp
 
 from shoal.config.job import Job
 from shoal.core.errors import FileError, ShoalError, excerpt, make_folder, require_utf8, writing
+from shoal.core.launch_info import find_place
+from shoal.core.machine import commit
 from shoal.runs import files
 from shoal.runs.checkpoint import find_checkpoints, save_checkpoint, strip_checkpoint
 from shoal.runs.config_file import CONFIG, job_to_json
@@ -255,11 +258,6 @@ def best_of(scores: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _environment() -> str:
-    import warp
-
-    from shoal.core.launch_info import find_place
-    from shoal.core.machine import commit
-
     place = find_place()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     return (

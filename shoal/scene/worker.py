@@ -8,16 +8,15 @@ import json
 import sys
 from pathlib import Path
 
+import torch
+
 from shoal.core.errors import ShoalError
+from shoal.scene.cache import save_arrays
+from shoal.scene.sources import fetch, to_arrays
 
 
 def serve() -> None:
     """Answer requests, one JSON object a line, until there are no more."""
-    import torch
-
-    from shoal.scene.cache import save_arrays
-    from shoal.scene.sources import fetch, to_arrays
-
     torch.set_num_threads(1)
     # What libraries print must not come between the answers.
     answers, sys.stdout = sys.stdout, sys.stderr

@@ -1,5 +1,6 @@
 """Measuring: stepping alone, rollouts alone, and end to end, over a range of env counts."""
 
+import argparse
 import json
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 import warp as wp
 
+from shoal.config.counts import parse_count
 from shoal.config.job import Job
 from shoal.core.errors import make_folder, require, writing
 from shoal.core.graph import WARM_UP_CALLS, Graphed
@@ -21,8 +23,10 @@ from shoal.core.random import philox, unit_float, vec4u
 from shoal.core.spaces import Box, Discrete, Mixed
 from shoal.core.world import World
 from shoal.core.world_loading import world_class
+from shoal.runs.jobs import parse_job
 from shoal.runs.progress import si
 from shoal.training.trainer import Trainer
+from shoal.view.plot import plot_bench
 
 STEPS_PER_CALL = 32
 
@@ -240,11 +244,6 @@ def save(rows: list[dict[str, Any]], path: Path) -> None:
 
 def bench_command(world: str, flags: list[str]) -> int:
     """`shoal bench WORLD`: stepping, rollouts and training over a range of env counts, as a table and as JSON."""
-    import argparse
-
-    from shoal.config.counts import parse_count
-    from shoal.runs.jobs import parse_job
-
     parser = argparse.ArgumentParser(
         prog=f"shoal bench {world}",
         description="Measure env steps per second. Further flags are those of `shoal train`.",
@@ -272,8 +271,6 @@ def bench_command(world: str, flags: list[str]) -> int:
     for row in rows:
         print(json.dumps(row))
     if options.out:
-        from shoal.view.plot import plot_bench
-
         save(rows, options.out)
         print(f"written: {options.out} and {plot_bench(rows, options.out.with_suffix('.png'))}")
     return 0
