@@ -33,6 +33,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from shoal.children import python_command
 from shoal.core.reduce import ALONE, GroupReducer, Reducer
 from shoal.errors import ShoalError, how_it_ended, plain_warnings, shortage
 from shoal.run.checkpoint import latest_steps
@@ -506,7 +507,7 @@ def launch(folder: RunFolder, count: int, trust: bool = False) -> Outcome | None
     name = uuid.uuid4().hex
     with TemporaryFolder("launch") as box, _caught_signals() as caught:
         note = box / "outcome.json"
-        command = [sys.executable, "-m", "shoal.run.processes", str(folder.path), str(note), *[TRUST] * trust]
+        command = python_command("shoal.run.processes", str(folder.path), str(note), *[TRUST] * trust)
         for restarts in itertools.count():
             shared = dict(WORLD_SIZE=count, LOCAL_WORLD_SIZE=count, TORCHELASTIC_RUN_ID=name)
             shared |= {"TORCHELASTIC_RESTART_COUNT": restarts, STORE: box / f"store-{restarts}"}
