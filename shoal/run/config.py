@@ -77,7 +77,13 @@ WIDEST, DEEPEST = 2**16, 256
 """Limits of a network's layers."""
 
 MOST = dict(
-    num_envs=2**31 - 1, rollout=2**31 - 1, action_repeat=2**20, frame_stack=2**10, core_size=WIDEST, core_layers=DEEPEST
+    num_envs=2**31 - 1,
+    rollout=2**31 - 1,
+    action_repeat=2**20,
+    frame_stack=2**10,
+    core_size=WIDEST,
+    core_layers=DEEPEST,
+    threads=2**10,
 )
 """The largest values of settings that sizes are made of."""
 
@@ -181,7 +187,7 @@ class TrainConfig:
             if getattr(self, name) < 1 and (name, getattr(self, name)) != ("num_envs", AUTO):
                 raise ShoalError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}.")
         for name, most in MOST.items():
-            if getattr(self, name) > most:
+            if (getattr(self, name) or 0) > most:
                 raise ShoalError(f"--{name.replace('_', '-')} must be at most {most}, got {getattr(self, name)}.")
         if self.time_limit is not None and self.time_limit < 1:
             raise ShoalError(f"--time-limit must be at least 1, got {self.time_limit}.")
@@ -327,11 +333,11 @@ def pick_device(name: str, flag: str = "--device") -> str:
         device = torch.device(name)
     except RuntimeError:
         raise unknown("device", name, ["auto", "cpu", "cuda"]) from None
-    if device.type not in ("cpu", "cuda"):
+    if device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index is not None):
         raise unknown("device", name, ["auto", "cpu", "cuda"])
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise ShoalError(f"{flag} {name}: torch sees no usable GPU here; use {flag} cpu or update the driver.")
+            raise ShoalError(f"{flag} {name}: torch sees no usable GPU here; use cpu or update the driver.")
         if device.index is not None and device.index >= torch.cuda.device_count():
             raise ShoalError(f"{flag} {name}: this machine has {torch.cuda.device_count()} GPU(s), counted from 0.")
     return name
@@ -402,7 +408,7 @@ def make_job(world: str, **overrides: Any) -> Job:
     chosen = run["per_group"] if "per_group" in overrides else ()
     run["per_group"] = _joined(shipped, chosen, overrides)
     world_config = make_settings(cls.Config, {**sizes, **world_overrides}, "world.")
-    return _settled(Job(full_path(world), TrainConfig(**run), LEARNERS[algo][0](**learn), world_config), device)
+    return settle(Job(full_path(world), TrainConfig(**run), LEARNERS[algo][0](**learn), world_config), device)
 
 
 def parse_job(world: str, arguments: list[str], command: str = "shoal train") -> Job:
@@ -443,7 +449,7 @@ def _parsed(world: str, arguments: list[str], command: str) -> Job:
     shipped = run.get("per_group", ())
     chosen = () if parsed.train.per_group == shipped else parsed.train.per_group
     train = replace(parsed.train, per_group=_joined(shipped, chosen, given))
-    return _settled(Job(full_path(world), train, parsed.learn, parsed.world), device)
+    return settle(Job(full_path(world), train, parsed.learn, parsed.world), device)
 
 
 def _with_none(arguments: list[str], kinds: list[Any]) -> list[str]:
@@ -552,12 +558,13 @@ def _with_tuples(values: dict[str, Any]) -> dict[str, Any]:
     return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
 
 
-def _settled(job: Job, device: str) -> Job:
-    """With every "auto" decided, so that a resumed run computes as it did before.
+def settle(job: Job, device: str, saved: bool = False) -> Job:
+    """With every "auto" decided, so that a resumed run computes as it did before, and checked.
 
-    Compiled: always on a GPU; on a CPU only long runs, and only where there is a C++ compiler.
+    Compiled: always on a GPU; on a CPU only long runs, and only where there is a C++ compiler. A job that was `saved`
+    has the networks of the runs that it loads policies from already.
     """
-    from shoal.run.groups import checked
+    from shoal.run.groups import check_groups, with_loaded_networks
     from shoal.run.processes import settled as share_out
 
     config = share_out(replace(job.train, device=device))
@@ -566,14 +573,17 @@ def _settled(job: Job, device: str) -> Job:
     compile_it = gpu or (compiler is not None and config.total_steps >= COMPILE_FROM_STEPS)
     if config.learn_device is not None:
         pick_device(config.learn_device, "--learn-device")
-    settled = replace(
+    config = replace(
         config,
         device=device,
         compile=config.compile if config.compile != "auto" else "on" if compile_it else "off",
         policy=full_path(config.policy),
         precision=config.precision if config.precision != "auto" else "bf16" if gpu else "fp32",
     )
-    job = checked(replace(job, train=settled))
+    job = replace(job, train=config)
+    if not saved:
+        job = with_loaded_networks(job)
+    check_groups(job)
     if job.train.num_envs == AUTO:
         from shoal.run.memory import most_envs
 

@@ -13,8 +13,19 @@ from shoal.run.folder import RunFolder
 from shoal.worlds import full_path
 
 
-def checked(job: Job) -> Job:
-    """The job, if the groups it names are there and fit; with the networks of the runs it loads policies from."""
+def with_loaded_networks(job: Job) -> Job:
+    """The job with the networks of the runs that it loads policies from, as settings of single groups."""
+    names = list(job.teams())
+    loaded: list[str] = []
+    for name, path in loads(job).items():
+        if name not in names:
+            raise unknown("group to load:", name, names)
+        loaded += _network_of(job, path, name)
+    return replace(job, train=replace(job.train, per_group=(*loaded, *job.train.per_group)))
+
+
+def check_groups(job: Job) -> None:
+    """Refuse a job whose groups are not there or do not fit their settings."""
     names = list(job.teams())
     if job.train.one_policy:
         _require_same_spaces(job)
@@ -23,12 +34,6 @@ def checked(job: Job) -> Job:
             raise unknown("group to freeze:", name, names)
     if set(job.train.freeze) == set(names):
         raise ShoalError("--freeze names every group: nobody is left to learn.")
-    loaded: list[str] = []
-    for name, path in loads(job).items():
-        if name not in names:
-            raise unknown("group to load:", name, names)
-        loaded += _network_of(job, path, name)
-    job = replace(job, train=replace(job.train, per_group=(*loaded, *job.train.per_group)))
     for name in overrides(job):
         if name not in names:
             raise unknown("group in --per-group:", name, names)
@@ -37,7 +42,6 @@ def checked(job: Job) -> Job:
         for group in groups:
             check_group(own.learn, group)
         own.learn.check_core(own.train.core != "none")
-    return job
 
 
 def loads(job: Job) -> dict[str, Path]:

@@ -28,7 +28,7 @@ from shoal.run.checkpoint import (
     load_checkpoint,
     load_latest,
 )
-from shoal.run.config import Job, load_job, make_job, pick_device, to_count
+from shoal.run.config import CONFIG, Job, load_job, make_job, pick_device, settle, to_count
 from shoal.run.evaluate import Evaluation, RandomPolicy, Watch, evaluate, evaluation_seed
 from shoal.run.files import write_text
 from shoal.run.folder import RunFolder
@@ -36,7 +36,7 @@ from shoal.run.groups import loads, parse_load, same_group
 from shoal.run.interrupts import Requests, end_signals, listens
 from shoal.run.memory import estimate, out_of_memory
 from shoal.run.metrics import MetricsWriter
-from shoal.run.processes import STOPPED, Processes, Told, find_place, joined, launch, settled
+from shoal.run.processes import STOPPED, Processes, Told, find_place, joined, launch
 from shoal.run.progress import Progress
 from shoal.run.shared import SharedTrainer
 from shoal.run.trainer import BadNumbers, Trainer
@@ -144,9 +144,9 @@ def resume(
         config = replace(config, total_steps=to_count("total_steps", total_steps))
     if processes is not None or gpus is not None:
         config = replace(config, processes=1 if processes is None else processes, gpus=gpus)
-    config = settled(replace(config, quiet=quiet or config.quiet))
-    job = replace(job, train=config)
-    job.check_samples()
+    config = replace(config, quiet=quiet or config.quiet)
+    device = pick_device(config.device, f"{folder.path / CONFIG}: device")
+    job = settle(replace(job, train=config), device, saved=True)
 
     def open_folder() -> RunFolder:
         folder.lock()
