@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     with standard_streams() as out:
         code = _run(words)
         out.flush()
-        if code == 0 and out.error is not None and words[0] not in RUN_COMMANDS:
+        if code == 0 and out.error is not None and words[:1] not in ([name] for name in RUN_COMMANDS):
             print(f"shoal: the output could not be written: {out.error.strerror}.", file=sys.stderr)
             code = 1
     return code

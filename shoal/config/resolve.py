@@ -108,19 +108,7 @@ def resolve(job: Job, device: str) -> Job:
         policy=full_path(config.policy),
         precision=config.precision if config.precision != "auto" else "bf16" if gpu else "fp32",
     )
-    job = replace(job, train=settled)
-    check_names(job)
-    if not job.train.load:  # else networks of other runs come first
-        check_groups(job)
-        if job.train.num_envs != AUTO:
-            check_sizes(job)
-    return job
-
-
-def check_sizes(job: Job) -> None:
-    """Refuse rollouts that the algorithm cannot use."""
-    job.check_samples()
-    job.check_cuts()
+    return replace(job, train=settled)
 
 
 def settle_processes(config: TrainConfig) -> TrainConfig:
@@ -150,8 +138,8 @@ def settle_processes(config: TrainConfig) -> TrainConfig:
     return replace(config, processes=count)
 
 
-def check_names(job: Job) -> None:
-    """Refuse groups that the world does not have."""
+def check_groups(job: Job) -> None:
+    """Refuse a job whose groups are not there or do not fit their settings."""
     names = list(job.teams())
     if job.train.one_policy:
         _require_same_spaces(job)
@@ -160,15 +148,10 @@ def check_names(job: Job) -> None:
             raise unknown("group to freeze:", name, names)
     if set(job.train.freeze) == set(names):
         raise ShoalError("--freeze names every group: nobody is left to learn.")
-
-
-def check_groups(job: Job) -> None:
-    """Refuse settings of single groups that do not fit."""
-    teams = job.teams()
     for name in job.overrides():
-        if name not in teams:
-            raise unknown("group in --per-group:", name, list(teams))
-    for name, groups in teams.items():
+        if name not in names:
+            raise unknown("group in --per-group:", name, names)
+    for name, groups in job.teams().items():
         own = job.for_policy(name)
         for group in groups:
             check_group(own.learn, group)

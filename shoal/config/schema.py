@@ -12,7 +12,13 @@ WIDEST, DEEPEST = 2**16, 256
 """Limits of a network's layers."""
 
 MOST = dict(
-    num_envs=2**31 - 1, rollout=2**31 - 1, action_repeat=2**20, frame_stack=2**10, core_size=WIDEST, core_layers=DEEPEST
+    num_envs=2**31 - 1,
+    rollout=2**31 - 1,
+    action_repeat=2**20,
+    frame_stack=2**10,
+    core_size=WIDEST,
+    core_layers=DEEPEST,
+    threads=2**10,
 )
 """The largest values of settings that sizes are made of."""
 
@@ -113,7 +119,7 @@ class TrainConfig:
             if getattr(self, name) < 1 and (name, getattr(self, name)) != ("num_envs", AUTO):
                 raise ShoalError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}.")
         for name, most in MOST.items():
-            if getattr(self, name) > most:
+            if (getattr(self, name) or 0) > most:
                 raise ShoalError(f"--{name.replace('_', '-')} must be at most {most}, got {getattr(self, name)}.")
         if self.time_limit is not None and self.time_limit < 1:
             raise ShoalError(f"--time-limit must be at least 1, got {self.time_limit}.")

@@ -68,7 +68,7 @@ def find_damage(entry: Path, binary: str) -> str | None:
                 return f"the SHA-256 of {entry / name} has changed"
     except OSError as error:
         return f"{error.filename} cannot be read: {error.strerror}"
-    except ValueError:
+    except (ValueError, RecursionError):
         return f"{sums} holds no checksums"
     return None
 

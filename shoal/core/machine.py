@@ -20,11 +20,11 @@ def pick_device(name: str, flag: str = "--device") -> str:
         device = torch.device(name)
     except RuntimeError:
         raise unknown("device", name, ["auto", "cpu", "cuda"]) from None
-    if device.type not in ("cpu", "cuda"):
+    if device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index is not None):
         raise unknown("device", name, ["auto", "cpu", "cuda"])
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise ShoalError(f"{flag} {name}: torch sees no usable GPU here; use {flag} cpu or update the driver.")
+            raise ShoalError(f"{flag} {name}: torch sees no usable GPU here; use cpu or update the driver.")
         if device.index is not None and device.index >= torch.cuda.device_count():
             raise ShoalError(f"{flag} {name}: this machine has {torch.cuda.device_count()} GPU(s), counted from 0.")
     return name

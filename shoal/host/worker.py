@@ -1,6 +1,6 @@
 """A worker process: steps its share of the envs when told to, and says when it is done.
 
-    python -m shoal.host.worker ASSIGNMENT
+    shoal.host.worker ASSIGNMENT
 
 It talks to its world through two pipes. A byte b in: run bunch b; the same byte out: done. When its envs are made it
 says READY; if one of them raises, FAILED and what happened, a line of JSON. It ends when the world closes the pipe, so

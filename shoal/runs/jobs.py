@@ -7,7 +7,7 @@ from typing import Any
 from shoal.config.counts import AUTO
 from shoal.config.job import Job
 from shoal.config.parse import job_from_flags
-from shoal.config.resolve import check_groups, check_sizes, job_from_settings
+from shoal.config.resolve import check_groups, job_from_settings
 from shoal.config.schema import POLICY_SETTINGS
 from shoal.core.errors import ShoalError, unknown
 from shoal.core.user_files import full_path
@@ -18,29 +18,38 @@ from shoal.training.memory_estimate import most_envs
 
 def make_job(world: str, **overrides: Any) -> Job:
     """A job from Python: names of the run, of the learner, or `world_config=dict(...)`, over the tuned settings."""
-    return _complete(job_from_settings(world, **overrides))
+    return complete(job_from_settings(world, **overrides))
 
 
 def parse_job(world: str, arguments: list[str], command: str = "shoal train") -> Job:
     """A job from the command line: flags over the tuned settings of the world, the learner and the device."""
-    return _complete(job_from_flags(world, arguments, command))
+    return complete(job_from_flags(world, arguments, command))
 
 
-def _complete(job: Job) -> Job:
-    """With the networks of the runs that policies are loaded from, and `--num-envs auto` decided."""
-    if job.train.load:
-        names = list(job.teams())
-        loaded: list[str] = []
-        for name, path in loads(job).items():
-            if name not in names:
-                raise unknown("group to load:", name, names)
-            loaded += _network_of(job, path, name)
-        job = replace(job, train=replace(job.train, per_group=(*loaded, *job.train.per_group)))
-        check_groups(job)
+def complete(job: Job, saved: bool = False) -> Job:
+    """With the networks of the runs that policies are loaded from and `--num-envs auto` decided, and checked.
+
+    A job that was `saved` has these networks already.
+    """
+    if not saved:
+        job = _with_loaded_networks(job)
+    check_groups(job)
     if job.train.num_envs == AUTO:
         job = replace(job, train=replace(job.train, num_envs=most_envs(job)))
-    check_sizes(job)
+    job.check_samples()
+    job.check_cuts()
     return job
+
+
+def _with_loaded_networks(job: Job) -> Job:
+    """The job with the networks of the runs that it loads policies from, as settings of single groups."""
+    names = list(job.teams())
+    loaded: list[str] = []
+    for name, path in loads(job).items():
+        if name not in names:
+            raise unknown("group to load:", name, names)
+        loaded += _network_of(job, path, name)
+    return replace(job, train=replace(job.train, per_group=(*loaded, *job.train.per_group)))
 
 
 def loads(job: Job) -> dict[str, Path]:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shoal.core.children import python_command
 from shoal.core.errors import how_it_ended
 from shoal.core.launch_info import STORE
 from shoal.core.temporary import TemporaryFolder
@@ -72,7 +73,7 @@ def launch(folder: RunFolder, count: int, trust: bool = False) -> Outcome | None
     name = uuid.uuid4().hex
     with TemporaryFolder("launch") as box, _caught_signals() as caught:
         note = box / "outcome.json"
-        command = [sys.executable, "-m", "shoal.runs.process_main", str(folder.path), str(note), *[TRUST] * trust]
+        command = python_command("shoal.runs.process_main", str(folder.path), str(note), *[TRUST] * trust)
         for restarts in itertools.count():
             shared = dict(WORLD_SIZE=count, LOCAL_WORLD_SIZE=count, TORCHELASTIC_RUN_ID=name)
             shared |= {"TORCHELASTIC_RESTART_COUNT": restarts, STORE: box / f"store-{restarts}"}

@@ -6,12 +6,14 @@ from pathlib import Path
 
 from shoal.config.counts import to_count
 from shoal.config.job import Job
-from shoal.config.resolve import settle_processes
+from shoal.config.resolve import resolve
 from shoal.core.errors import NEVER_BEGAN, ShoalError
 from shoal.core.launch_info import find_place
+from shoal.core.machine import pick_device
 from shoal.runs.checkpoint import latest_steps
-from shoal.runs.config_file import load_job
+from shoal.runs.config_file import CONFIG, load_job
 from shoal.runs.folder import RunFolder
+from shoal.runs.jobs import complete
 from shoal.runs.launching import STOPPED, launch
 from shoal.runs.run import Run, load_run
 from shoal.runs.session import Session, Stopped, refuse_finished
@@ -65,9 +67,9 @@ def resume(
         config = replace(config, total_steps=to_count("total_steps", total_steps))
     if processes is not None or gpus is not None:
         config = replace(config, processes=1 if processes is None else processes, gpus=gpus)
-    config = settle_processes(replace(config, quiet=quiet or config.quiet))
-    job = replace(job, train=config)
-    job.check_samples()
+    config = replace(config, quiet=quiet or config.quiet)
+    device = pick_device(config.device, f"{folder.path / CONFIG}: device")
+    job = complete(resolve(replace(job, train=config), device), saved=True)
 
     def open_folder() -> RunFolder:
         folder.lock()

@@ -1,4 +1,4 @@
-"""A process that prepares scenes: `python -m shoal.scene.worker` reads requests and answers with files.
+"""A process that prepares scenes: the module, executed as a program, reads requests and answers with files.
 
 A process and not a thread, since parsing and building hold Python's lock, which the program that trains needs for
 every launch. It ends when its input does, so it never outlives the program that started it.

@@ -5,12 +5,12 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from shoal.core.children import python_command
 from shoal.core.errors import temporary_folder
 from shoal.core.temporary import MEMORY, TemporaryFolder
 from shoal.scene.cache import DamagedError, read_arrays
@@ -69,7 +69,7 @@ class Workshop:
     def _start(self) -> subprocess.Popen:
         # A group of its own: Ctrl-C is for the program, which then ends its workers.
         process = subprocess.Popen(
-            [sys.executable, "-m", "shoal.scene.worker"],
+            python_command("shoal.scene.worker"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -5,7 +5,6 @@ The walk has a process of its own, since such an index ends it. It is made by ru
 
 import ast
 import importlib
-import os
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 import warp as wp
 
+from shoal.core.children import python_command
 from shoal.core.kernel_world import KernelWorld
 from shoal.core.kernels import Call
 from shoal.core.launch import init_warp
@@ -69,10 +69,9 @@ def _class_at(address: str) -> type[KernelWorld]:
 
 def _walk_elsewhere(words: list[str]) -> tuple[int, str, str]:
     """Exit code of such a walk, the last line it wrote, and the line that says what went wrong."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    command = [sys.executable, "-m", "shoal.tools.check_debug", *words]
+    command = python_command("shoal.tools.check_debug", *words)
     try:
-        result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=LIMIT)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
     except subprocess.TimeoutExpired:
         return 124, "", f"it had not come to its end after {LIMIT:.0f} s"
     spoken, complaint = result.stdout.strip().splitlines(), result.stderr.strip().splitlines()

@@ -118,6 +118,16 @@ def test_what_fits_its_checksum_and_does_not_load_is_compiled_again(cache):
     assert run() == []
 
 
+@pytest.mark.parametrize("text", ["[]", "[" * 100_000, "\0"], ids=["a list", "deep", "a null"])
+def test_checksums_that_are_none_are_replaced(cache, text):
+    run()
+    entry, binary = only(cache)
+    (entry / f"{binary}{CHECKSUMS}").write_text(text)
+    (warning,) = run()
+    assert "holds no checksums" in warning
+    assert run() == []
+
+
 def test_a_binary_without_checksums_is_never_run(cache):
     run()
     entry, binary = only(cache)

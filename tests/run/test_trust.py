@@ -292,6 +292,7 @@ def test_a_config_that_is_none_is_refused_in_one_sentence(tmp_path, text):
         dict(action_repeat=10**9),
         dict(core_size=10**9),
         dict(num_envs=2**40),
+        dict(threads=10**6),
     ],
     ids=lambda value: textwrap.shorten(str(value), 40),
 )
@@ -300,3 +301,37 @@ def test_sizes_that_cannot_be_are_refused(plain, tmp_path, train):
     change(tmp_path / "run", train=train)
     with pytest.raises(ShoalError, match=next(iter(train)).replace("_", "-")):
         load_job(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("train", "says"),
+    [
+        (dict(device="meta"), "There is no device 'meta'"),
+        (dict(device="hpu"), "There is no device 'hpu'"),
+        (dict(device="cpu:7"), "There is no device 'cpu:7'"),
+        (dict(device="cuda:99"), r"config\.json: device cuda:99: "),
+        (dict(device="gpu"), "a GPU is called cuda"),
+        (dict(asynchronous=True, learn_device="meta"), "There is no device 'meta'"),
+        (dict(freeze=["cart"]), "nobody is left to learn"),
+        (dict(freeze=["nobody"]), "group to freeze"),
+        (dict(per_group=["nobody.lr=1"]), "group in --per-group"),
+        (dict(core="lstm", num_envs=3), "divide"),
+        (dict(cut_short=0.5), "--cut-short is for envs on the host"),
+    ],
+    ids=str,
+)
+def test_resume_checks_settings_as_train_does(plain, tmp_path, train, says):
+    shutil.copytree(plain, tmp_path / "run", symlinks=True)
+    change(tmp_path / "run", train=train)
+    before = (tmp_path / "run/config.json").read_text()
+    with pytest.raises(ShoalError, match=says):
+        shoal.resume(tmp_path / "run", total_steps=128)
+    assert (tmp_path / "run/config.json").read_text() == before
+
+
+def test_resume_decides_what_is_left_to_auto(plain, tmp_path):
+    shutil.copytree(plain, tmp_path / "run", symlinks=True)
+    change(tmp_path / "run", train=dict(device="auto", precision="auto", compile="auto"))
+    shoal.resume(tmp_path / "run", total_steps=128)
+    train = json.loads((tmp_path / "run/config.json").read_text())["train"]
+    assert "auto" not in (train["device"], train["precision"], train["compile"])
