@@ -13,6 +13,9 @@ from shoal.errors import ShoalError, excerpt, unknown
 
 T = TypeVar("T")
 
+MOST_THREADS = 2**12
+"""The largest number of threads or processes that a setting may ask for."""
+
 LARGEST = 2**62
 """The largest whole number that a setting may have; a number of 64 bits holds it."""
 

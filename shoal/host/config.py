@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from shoal.core.settings import check_settings
+from shoal.core.settings import MOST_THREADS, check_settings
 from shoal.errors import ShoalError
 
 own_flag = tyro.conf.arg(prefix_name=False)
@@ -64,8 +64,9 @@ class HostConfig:
         for name in ("workers", "phase", "restarts"):
             if getattr(self, name) < 0:
                 raise ShoalError(f"--{name} must not be negative, got {getattr(self, name)}.")
-        if self.turns > MOST_TURNS:
-            raise ShoalError(f"--turns must be at most {MOST_TURNS}, got {self.turns}.")
+        for name, most in (("workers", MOST_THREADS), ("turns", MOST_TURNS)):
+            if getattr(self, name) > most:
+                raise ShoalError(f"--{name} must be at most {most}, got {getattr(self, name)}.")
         if self.turns < 2:
             raise ShoalError(f"--turns must be at least 2, got {self.turns}; without turns it is --schedule lockstep.")
         if self.patience <= 0:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import tyro
 
-from shoal.core.settings import check_settings, make_settings
+from shoal.core.settings import MOST_THREADS, check_settings, make_settings
 from shoal.errors import ShoalError, excerpt, unknown
 from shoal.run.files import read_json
 from shoal.user_code import UserCode
@@ -77,9 +77,18 @@ WIDEST, DEEPEST = 2**16, 256
 """Limits of a network's layers."""
 
 MOST = dict(
-    num_envs=2**31 - 1, rollout=2**31 - 1, action_repeat=2**20, frame_stack=2**10, core_size=WIDEST, core_layers=DEEPEST
+    num_envs=2**31 - 1,
+    rollout=2**31 - 1,
+    action_repeat=2**20,
+    frame_stack=2**10,
+    core_size=WIDEST,
+    core_layers=DEEPEST,
+    eval_episodes=2**31 - 1,
+    gpus=MOST_THREADS,
+    processes=MOST_THREADS,
+    threads=MOST_THREADS,
 )
-"""The largest values of settings that sizes are made of."""
+"""The largest values of settings that sizes and numbers of threads are made of."""
 
 COMPILE_FROM_STEPS = 20_000_000
 """Length of a CPU run from which compiling (20 s) pays."""
@@ -181,8 +190,9 @@ class TrainConfig:
             if getattr(self, name) < 1 and (name, getattr(self, name)) != ("num_envs", AUTO):
                 raise ShoalError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}.")
         for name, most in MOST.items():
-            if getattr(self, name) > most:
-                raise ShoalError(f"--{name.replace('_', '-')} must be at most {most}, got {getattr(self, name)}.")
+            value = getattr(self, name)
+            if value is not None and value > most:
+                raise ShoalError(f"--{name.replace('_', '-')} must be at most {most}, got {value}.")
         if self.time_limit is not None and self.time_limit < 1:
             raise ShoalError(f"--time-limit must be at least 1, got {self.time_limit}.")
         if not 0 <= self.seed < 2**31:
@@ -532,6 +542,8 @@ def _parts_of(path: Path, parts: Any) -> tuple[str, dict[str, Any], dict[str, An
     for name, kind in (("policy", str), ("algo", str)):
         if not isinstance(train.get(name, ""), kind):
             raise ShoalError(f"{path}: {name} must be a {kind.__name__}, got {excerpt(train[name])}.")
+    if train.get("num_envs") == AUTO:
+        raise ShoalError(f"{path}: num_envs must be at least 1, got {AUTO}.")
     if not all(isinstance(entry, str) for entry in train.get("per_group", ())):
         raise ShoalError(f"{path}: per_group must be a list of texts.")
     return world, train, learn, world_config
