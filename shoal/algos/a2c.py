@@ -10,6 +10,7 @@ import torch
 
 from shoal.algos.policy_gradient import PolicyGradient, PolicyGradientConfig
 from shoal.core.errors import ShoalError, require
+from shoal.core.settings import MOST_THREADS
 from shoal.learn import losses
 
 
@@ -45,7 +46,7 @@ class A3CConfig(A2CConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        require("actors", self.actors, self.actors >= 1, "at least 1")
+        require("actors", self.actors, 1 <= self.actors <= MOST_THREADS, f"from 1 to {MOST_THREADS}")
 
     def check_rollout(self, steps: int, lanes: int, core: bool) -> None:
         if lanes % self.actors:

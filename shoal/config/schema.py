@@ -6,7 +6,7 @@ from typing import Literal
 
 from shoal.config.counts import AUTO, Count, EnvCount
 from shoal.core.errors import ShoalError
-from shoal.core.settings import check_settings
+from shoal.core.settings import MOST_THREADS, check_settings
 
 WIDEST, DEEPEST = 2**16, 256
 """Limits of a network's layers."""
@@ -18,9 +18,12 @@ MOST = dict(
     frame_stack=2**10,
     core_size=WIDEST,
     core_layers=DEEPEST,
-    threads=2**10,
+    eval_episodes=2**31 - 1,
+    gpus=MOST_THREADS,
+    processes=MOST_THREADS,
+    threads=MOST_THREADS,
 )
-"""The largest values of settings that sizes are made of."""
+"""The largest values of settings that sizes and numbers of threads are made of."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +122,9 @@ class TrainConfig:
             if getattr(self, name) < 1 and (name, getattr(self, name)) != ("num_envs", AUTO):
                 raise ShoalError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}.")
         for name, most in MOST.items():
-            if (getattr(self, name) or 0) > most:
-                raise ShoalError(f"--{name.replace('_', '-')} must be at most {most}, got {getattr(self, name)}.")
+            value = getattr(self, name)
+            if value is not None and value > most:
+                raise ShoalError(f"--{name.replace('_', '-')} must be at most {most}, got {value}.")
         if self.time_limit is not None and self.time_limit < 1:
             raise ShoalError(f"--time-limit must be at least 1, got {self.time_limit}.")
         if not 0 <= self.seed < 2**31:

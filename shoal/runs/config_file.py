@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.algos.registry import LEARNERS
+from shoal.config.counts import AUTO
 from shoal.config.job import Job
 from shoal.config.schema import TrainConfig
 from shoal.core.errors import ShoalError, excerpt, unknown
@@ -67,6 +68,8 @@ def _parts_of(path: Path, parts: Any) -> tuple[str, dict[str, Any], dict[str, An
     for name, kind in (("policy", str), ("algo", str)):
         if not isinstance(train.get(name, ""), kind):
             raise ShoalError(f"{path}: {name} must be a {kind.__name__}, got {excerpt(train[name])}.")
+    if train.get("num_envs") == AUTO:
+        raise ShoalError(f"{path}: num_envs must be at least 1, got {AUTO}.")
     if not all(isinstance(entry, str) for entry in train.get("per_group", ())):
         raise ShoalError(f"{path}: per_group must be a list of texts.")
     return world, train, learn, world_config

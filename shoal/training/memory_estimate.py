@@ -29,6 +29,10 @@ RESERVED = {"cpu": 0, "cuda": 2**30}
 """What CUDA's libraries and graphs take whatever the size of the batch."""
 
 
+BLOCK, BLOCKS_FROM = 1024, 4096
+"""More envs than the second number are a multiple of the first: whole blocks of threads."""
+
+
 @dataclass(frozen=True)
 class Estimate:
     """Bytes of a run, per env and beyond."""
@@ -194,10 +198,14 @@ def most_envs(job: Job) -> int:
             f"Not one env of {job.world} fits: it takes {size(told.per_env + told.update)} of {size(told.free)}. "
             "Lower --rollout."
         )
-    if count > 4096:  # whole blocks of threads
-        block = step * -(-1024 // step)
+    block = step * -(-BLOCK // step)
+    if count > BLOCKS_FROM:
         count = count // block * block
-    return min(count, max(step, job.train.total_steps // job.train.rollout // step * step))
+    # As few iterations, with the fewest envs that make all steps in them.
+    iterations = -(-job.train.total_steps // (count * job.train.rollout))
+    needed = -(-job.train.total_steps // (iterations * job.train.rollout))
+    unit = block if needed > BLOCKS_FROM else step
+    return min(count, -(-needed // unit) * unit)
 
 
 def out_of_memory(job: Job) -> ShoalError:

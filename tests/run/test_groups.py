@@ -229,10 +229,13 @@ def test_the_most_envs_that_fit(monkeypatch):
     told = estimate(made, 10**9)
     assert made.train.num_envs % 3 == 0
     assert 0.9 * told.fits <= made.train.num_envs <= told.fits
-    for total_steps, most in ((1e12, told.fits), (100_000, 100_000 // 32), (10, 3)):
-        few = job(num_envs="auto", minibatches=3, algo="ppo", total_steps=total_steps, rollout=32)
-        assert few.train.num_envs % 3 == 0
-        assert 3 <= few.train.num_envs <= most
+    full = job(num_envs="auto", minibatches=3, algo="ppo", total_steps=1e12, rollout=32).train.steps_per_iteration
+    for total_steps in (10, 20_000, 100_000, full - 1, full, full + 1, 3 * full + 5, 1e12):
+        few = job(num_envs="auto", minibatches=3, algo="ppo", total_steps=total_steps, rollout=32).train
+        assert few.num_envs % 3 == 0
+        assert few.steps_per_iteration <= full
+        assert few.iterations == -(-total_steps // full)  # no more than with all envs that fit
+        assert few.iterations * few.steps_per_iteration <= max(96, 1.26 * total_steps)
     monkeypatch.setattr("shoal.training.memory_estimate.free_memory", lambda device: 10**4)
     with pytest.raises(ShoalError, match="Not one env"):
         job(num_envs="auto")

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import shoal
+from shoal.config.counts import AUTO
 from shoal.core.errors import ShoalError
 from shoal.core.registry import HOST_KINDS, WORLDS
 from shoal.core.user_files import load_object
@@ -292,14 +293,17 @@ def test_a_config_that_is_none_is_refused_in_one_sentence(tmp_path, text):
         dict(action_repeat=10**9),
         dict(core_size=10**9),
         dict(num_envs=2**40),
-        dict(threads=10**6),
+        dict(num_envs=AUTO),
+        dict(eval_episodes=2**61),
+        dict(threads=10**9),
+        dict(processes=10**9),
     ],
     ids=lambda value: textwrap.shorten(str(value), 40),
 )
 def test_sizes_that_cannot_be_are_refused(plain, tmp_path, train):
     shutil.copytree(plain, tmp_path / "run", symlinks=True)
     change(tmp_path / "run", train=train)
-    with pytest.raises(ShoalError, match=next(iter(train)).replace("_", "-")):
+    with pytest.raises(ShoalError, match=next(iter(train)).replace("_", "[-_]")):
         load_job(tmp_path / "run")
 
 
