@@ -9,12 +9,7 @@ Authors of worlds import from `shoal.core`. What stands here is loaded when it i
 """
 
 import importlib
-import os
 from typing import TYPE_CHECKING, Any
-
-# Threads of torch that wait for each other give their core away soon. By default they spin for milliseconds, which
-# starves whoever else wants the core: worker processes, other programs. Read when torch is loaded.
-os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 if TYPE_CHECKING:
     from shoal.api import Run, load_run, resume, train

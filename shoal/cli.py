@@ -35,8 +35,10 @@ Train reinforcement-learning agents at the speed of the hardware.
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit code: 0, 1 for a failure, 2 for bad input, 128 + its number after a signal."""
+    from shoal.core.environment import set_program_defaults
     from shoal.core.streams import standard_streams
 
+    set_program_defaults()
     words = sys.argv[1:] if arguments is None else arguments
     with standard_streams() as out:
         code = _run(words)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.core.children import python_command
+from shoal.core.environment import program_defaults
 from shoal.core.errors import how_it_ended
 from shoal.core.launch_info import STORE
 from shoal.core.temporary import TemporaryFolder
@@ -109,7 +110,7 @@ def _run_together(command: list[str], places: Sequence[Mapping[str, Any]], caugh
         before = signal.pthread_sigmask(signal.SIG_BLOCK, end_signals())  # of the processes, until they can answer
         try:
             for place in places:
-                env = os.environ | {name: str(value) for name, value in place.items()}
+                env = program_defaults() | os.environ | {name: str(value) for name, value in place.items()}
                 processes.append(subprocess.Popen(command, env=env, start_new_session=True))
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -8,6 +8,7 @@ from shoal.config.counts import to_count
 from shoal.config.job import Job
 from shoal.config.resolve import resolve
 from shoal.core.errors import NEVER_BEGAN, ShoalError
+from shoal.core.global_random import seeded
 from shoal.core.launch_info import find_place
 from shoal.core.machine import pick_device
 from shoal.runs.checkpoint import latest_steps
@@ -136,13 +137,14 @@ def _in_folder(job: Job, open_folder: Callable[[], RunFolder], discard: bool = F
         path = processes.lead(opens)
         folder = opened[0] if opened else RunFolder(Path(path))
         try:
-            try:
-                session = Session(job, folder, processes, asked, resumes)
-            except BaseException:
-                if discard and processes.leads and not folder.holds_checkpoints:
-                    folder.discard()
-                raise
-            return session.run()
+            with seeded(job.train.seed):
+                try:
+                    session = Session(job, folder, processes, asked, resumes)
+                except BaseException:
+                    if discard and processes.leads and not folder.holds_checkpoints:
+                        folder.discard()
+                    raise
+                return session.run()
         finally:
             folder.unlock()
 

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import stat
-import sys
 import tempfile
 import time
 import warnings
@@ -18,6 +17,8 @@ from typing import Any, TypeVar
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
+
+from shoal.core.environment import cache_root
 
 LARGEST_CACHE = 20 * 10**9
 """Bytes. Beyond it the entries that were not used for longest go."""
@@ -35,13 +36,7 @@ def cache_folder() -> Path:
     """`$SHOAL_CACHE`, or shoal/scenes in the folder where this platform keeps what can be made again."""
     if os.environ.get("SHOAL_CACHE"):
         return Path(os.environ["SHOAL_CACHE"]).expanduser()
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "shoal" / "scenes"
+    return cache_root() / "scenes"
 
 
 def cached(

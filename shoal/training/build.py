@@ -8,6 +8,7 @@ from shoal.algos.continuous_q import DDPGConfig
 from shoal.algos.dqn import QConfig
 from shoal.config.job import Job
 from shoal.core.errors import ShoalError
+from shoal.core.global_random import seeded
 from shoal.core.user_code import UserCode
 from shoal.core.user_files import load_object
 from shoal.core.world import Group, World
@@ -53,10 +54,10 @@ def wrapped(job: Job, world: World) -> World:
 
 def make_policies(job: Job, world: World) -> dict[str, Policy]:
     """One policy per team of groups, with weights that depend on the seed alone."""
-    torch.manual_seed(job.train.seed)
     policies = {}
-    for name, groups in job.teams().items():
-        policies[name] = _make_policy(job.for_policy(name), world.group(groups[0].name)).to(world.device)
+    with seeded(job.train.seed):
+        for name, groups in job.teams().items():
+            policies[name] = _make_policy(job.for_policy(name), world.group(groups[0].name)).to(world.device)
     return policies
 
 
