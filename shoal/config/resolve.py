@@ -18,6 +18,9 @@ from shoal.core.settings import make_settings
 from shoal.core.user_files import full_path
 from shoal.core.world_loading import world_class
 
+KINDS = ("cpu", "gpu")
+"""Kinds of devices that presets tell apart."""
+
 COMPILE_FROM_STEPS = 20_000_000
 """Length of a CPU run from which compiling (20 s) pays."""
 
@@ -63,6 +66,7 @@ def tuned(world: Any, algo: str, device: str) -> tuple[dict[str, Any], dict[str,
     a learner needs of every run goes over the first two, which are not about it; and one that is like another has that
     one's settings before its own.
     """
+    check_preset(world)
     kind = "gpu" if device.startswith("cuda") else "cpu"
     found: dict[str, Any] = {}
     learner = LEARNERS[algo][0]
@@ -74,6 +78,23 @@ def tuned(world: Any, algo: str, device: str) -> tuple[dict[str, Any], dict[str,
     run = {k: v for k, v in found.items() if k in run_names}
     learn = {k: v for k, v in found.items() if k in learn_names}
     return run, learn, found.get("world", {})
+
+
+def check_preset(world: Any) -> None:
+    """Refuse sections and keys of a world's preset that name no setting."""
+    algos = [name if kind is None else f"{name}_{kind}" for name in LEARNERS for kind in (None, *KINDS)]
+    sections = ["common", *KINDS, *algos]
+    names = {f.name for config in (TrainConfig, *(config for config, _ in LEARNERS.values())) for f in fields(config)}
+    world_names = {f.name for f in fields(world.Config)}
+    for section, values in world.settings.items():
+        if section not in sections:
+            raise unknown(f"section in the preset of {world.__name__}:", section, sections)
+        for key in values:
+            if key not in names | {"world"}:
+                raise unknown(f"setting in the preset {section!r} of {world.__name__}:", key, names)
+        for key in values.get("world", {}):
+            if key not in world_names:
+                raise unknown(f"setting of the world in the preset {section!r} of {world.__name__}:", key, world_names)
 
 
 def starting_point(world: Any, algo: str, device: str) -> tuple[str, str, dict[str, Any], dict[str, Any], Any]:

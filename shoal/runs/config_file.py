@@ -20,6 +20,9 @@ from shoal.runs.trust import check_code, state_code
 CONFIG = "config.json"
 """The file of a run folder that holds its settings."""
 
+VERSION = 1
+"""Version of the file: another one has other settings or other names for them."""
+
 NOT_SAVED = {"run_dir", "trust"}
 """Settings of a run that belong to one command, not to its folder."""
 
@@ -27,7 +30,7 @@ NOT_SAVED = {"run_dir", "trust"}
 def job_to_json(job: Job) -> str:
     """What config.json holds: all settings, and which code of the user's they need."""
     train = {name: value for name, value in asdict(job.train).items() if name not in NOT_SAVED}
-    parts = {"world": job.world, "train": train, "learn": asdict(job.learn)}
+    parts = {"version": VERSION, "world": job.world, "train": train, "learn": asdict(job.learn)}
     parts["world_config"] = asdict(job.world_config)
     # As JSON gives them back: what is signed is what will be read.
     parts = json.loads(json.dumps(parts, default=str))
@@ -61,6 +64,10 @@ def _parts_of(path: Path, parts: Any) -> tuple[str, dict[str, Any], dict[str, An
     """World, and settings of the run, the learner and the world, of the types that they must have."""
     if not isinstance(parts, dict):
         raise ShoalError(f"{path} must hold a JSON object.")
+    if type(version := parts.get("version")) is not int or version != VERSION:
+        raise ShoalError(
+            f"{path}: version must be {VERSION}, which this version of Shoal reads, got {excerpt(version)}."
+        )
     world, *settings = [parts.get(name) for name in ("world", "train", "learn", "world_config")]
     if not isinstance(world, str) or not all(isinstance(part, dict) for part in settings):
         raise ShoalError(f"{path} must name a world, and hold objects called train, learn and world_config.")
