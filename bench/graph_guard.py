@@ -12,7 +12,6 @@ import contextlib
 import io
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -31,6 +30,7 @@ ITERATIONS = 6
 EPISODES = 2
 """Of the evaluation at the end."""
 RANKS = "--processes"
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 MINUTES = 10
 """Longest time for a cell of several processes."""
 
@@ -61,26 +61,24 @@ def words_of(cell: Cell, run: Path, iterations: int, episodes: int) -> list[str]
 
 
 def guard_cell(
-    cell: Cell, folder: Path, iterations: int = ITERATIONS, episodes: int = EPISODES, replay: bool = False
+    cell: Cell, folder: Path, iterations: int = ITERATIONS, episodes: int = EPISODES, mode: str = "guard"
 ) -> Result:
-    """Train a cell under the guard."""
+    """Train a cell; `mode`: "guard", "replay" (guarded, and recordings are replayed) or "plain" (without a guard)."""
     count = int(cell.flags.split(f"{RANKS} ")[1].split()[0]) if RANKS in cell.flags else 1
     if count > 1 and "RANK" not in os.environ:
-        return _guard_ranks(cell, folder, iterations, replay, count)
-    with Guard(replay) as guard:
+        return _in_ranks(cell, folder, mode, count)
+    guard = Guard(replay=mode == "replay")
+    with contextlib.nullcontext() if mode == "plain" else guard:
         _train(words_of(cell, folder / "run", iterations, episodes))
     return Result(len(guard.recorded), guard.operations, [str(finding) for finding in guard.findings])
 
 
 def replay_cell(cell: Cell, folder: Path, iterations: int = ITERATIONS, episodes: int = EPISODES) -> Result:
-    """Train a cell with and without replays, and compare the last checkpoints."""
-    result = guard_cell(cell, folder / "replayed", iterations, episodes, replay=True)
-    plain = words_of(cell, folder / "plain" / "run", iterations, episodes)
-    if RANKS in cell.flags:
-        plain += [RANKS, cell.flags.split(f"{RANKS} ")[1].split()[0]]
-    _train(plain)
-    replayed, plainly = (_numbers(folder / name / "run", cell) for name in ("replayed", "plain"))
-    wrong = [name for name in {**plainly, **replayed} if replayed.get(name) != plainly.get(name)]
+    """Train a cell with and without replays, and compare all numbers."""
+    result = guard_cell(cell, folder / "replay", iterations, episodes, "replay")
+    guard_cell(cell, folder / "plain", iterations, episodes, "plain")
+    replayed, plain = (_numbers(folder / name / "run", cell) for name in ("replay", "plain"))
+    wrong = [name for name in {**plain, **replayed} if replayed.get(name) != plain.get(name)]
     result.findings += [f"{name} differs from a training without graphs" for name in wrong]
     return result
 
@@ -106,26 +104,24 @@ def _train(words: list[str]) -> None:
         raise RuntimeError("\n".join(output.getvalue().strip().splitlines()[-3:]) or f"exit code {code}")
 
 
-def _guard_ranks(cell: Cell, folder: Path, iterations: int, replay: bool, count: int) -> Result:
-    """The same in several processes, each under a guard of its own."""
+def _in_ranks(cell: Cell, folder: Path, mode: str, count: int) -> Result:
+    """The same in several processes of this program, each under a guard of its own."""
     name = next(name for name, other in CELLS.items() if other is cell)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     folder.mkdir(parents=True)
+    shared = dict(WORLD_SIZE=count, LOCAL_WORLD_SIZE=count, SHOAL_STORE=folder / "store", GLOO_SOCKET_IFNAME=LOOPBACK)
+    command = [sys.executable, __file__, "--rank", name, str(folder), mode]
     processes = []
-    for rank in range(count):
-        place = dict(RANK=rank, WORLD_SIZE=count, LOCAL_RANK=rank, LOCAL_WORLD_SIZE=count)
-        meeting = dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, GLOO_SOCKET_IFNAME="lo")
-        environment = os.environ | {key: str(value) for key, value in (place | meeting).items()}
-        command = [sys.executable, __file__, "--rank", name, str(folder), str(iterations), str(int(replay))]
-        processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
-    results = []
-    for process in processes:
-        output, _ = process.communicate(timeout=60 * MINUTES)
-        if process.returncode:
-            raise RuntimeError(f"a process ended with exit code {process.returncode}")
-        results.append(Result(**json.loads(output.splitlines()[-1])))
+    try:
+        for rank in range(count):
+            environment = {key: str(value) for key, value in dict(shared, RANK=rank, LOCAL_RANK=rank).items()}
+            processes.append(subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.PIPE, text=True))
+        outputs = [process.communicate(timeout=60 * MINUTES)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    if any(process.returncode for process in processes):
+        raise RuntimeError(f"processes ended with exit codes {[process.returncode for process in processes]}")
+    results = [Result(**json.loads(output.splitlines()[-1])) for output in outputs]
     findings = list(dict.fromkeys(finding for result in results for finding in result.findings))
     return Result(sum(r.graphs for r in results), sum(r.operations for r in results), findings)
 
@@ -143,8 +139,8 @@ def guard_cells(names: list[str], folder: Path, replay: bool) -> Iterator[tuple[
 def main() -> int:
     """Guard the cells; 0 if there is no finding."""
     if sys.argv[1:2] == ["--rank"]:
-        name, folder, iterations, replay = sys.argv[2:]
-        result = guard_cell(CELLS[name], Path(folder), int(iterations), replay=bool(int(replay)))
+        name, folder, mode = sys.argv[2:]
+        result = guard_cell(CELLS[name], Path(folder), mode=mode)
         print(json.dumps(vars(result)))
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

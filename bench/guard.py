@@ -38,6 +38,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 import warp as wp
+from torch.distributed.distributed_c10d import Work
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -550,6 +551,9 @@ def _repeat(function: Any, given: tuple, named: dict[str, Any], fresh: list[torc
     for old, new in zip(_tensors(result), _tensors(again), strict=True):
         if any(old is tensor for tensor in fresh):
             old.copy_(new)
+    for part in again if isinstance(again, tuple) else ():
+        if isinstance(part, torch.ScriptObject):  # a sum over processes is under way
+            Work.unbox(part).wait()
 
 
 def _tensors(tree: Any) -> Iterator[torch.Tensor]:

@@ -1,6 +1,7 @@
 """The graph guard (bench/guard.py) finds a planted fault of each kind, names its line, and lets good code pass."""
 
 import inspect
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,11 @@ from bench.ratchet import Cell
 from shoal.core.graph import Graphed
 from shoal.core.launch import Plan, bind, init_warp
 from shoal.core.wrappers import TransformReward
+from shoal.host.world import GymWorld
+from shoal.learn import losses
+from shoal.learn.replay import Replay
 from shoal.policy import ActorCritic, mlp_torso
+from shoal.policy.heads import CategoricalHead
 from shoal.run.collect import Collector
 from tests.helpers import Counting
 
@@ -420,3 +425,30 @@ def test_a_world_that_reads_on_the_host_is_found(tmp_path):
             collect()
     line = inspect.getsourcelines(shaped)[1] + 1
     assert [(found.kind, found.place) for found in guard.findings] == [("host read", f"{HERE}:{line}")]
+
+
+FAULTY = {
+    "rollout": ("ppo", CategoricalHead, "sample"),
+    "update": ("ppo", losses, "clipped_policy_loss"),
+    "store": ("rainbow", Replay, "append"),
+    "host rows": ("host", GymWorld, "shape_reward"),
+    "evaluation": ("ppo", CategoricalHead, "mode"),
+}
+"""What is recorded -> a short training, and a function that is called there."""
+
+
+@pytest.mark.parametrize("what", FAULTY)
+def test_a_fault_in_a_training_is_found(what, tmp_path, monkeypatch):
+    cell, owner, name = FAULTY[what]
+    original, number = getattr(owner, name), itertools.count()
+
+    def faulty(*given, **named):
+        torch.ones((), device=CPU).item()  # host read
+        torch.ones((), device=CPU).mul_(next(number))  # frozen value
+        return original(*given, **named)
+
+    monkeypatch.setattr(owner, name, faulty)
+    result = guard_cell(SHORT[cell], tmp_path, iterations=5, episodes=1)
+    first = inspect.getsourcelines(faulty)[1]
+    assert sorted(finding.partition(": ")[0] for finding in result.findings) == [f"{HERE}:{first + i}" for i in (1, 2)]
+    assert sorted(finding.split(": ")[1] for finding in result.findings) == ["frozen value", "host read"]
