@@ -46,6 +46,7 @@ soak: .venv/installed
 lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 # Numbers of small trainings, at a revision and here: make ratchet BASE=main~3

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import torch
 
-from shoal.run import bench
-from shoal.run.build import by_group
-from shoal.run.config import make_job
-from shoal.run.evaluate import evaluate
-from shoal.run.train import make_trainer
+from shoal.runs.evaluation import evaluate
+from shoal.runs.jobs import make_job
+from shoal.tools import bench
+from shoal.training.build import by_group
+from shoal.training.make_trainer import make_trainer
 
 SLOW = Path(__file__).with_name("slow_cart_pole.py")
 

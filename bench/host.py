@@ -24,11 +24,11 @@ import numpy as np
 from peers import take_turns  # and with it Shoal, before torch: see shoal/__init__.py
 
 from shoal.core.launch import cpu_threads
-from shoal.run import bench
-from shoal.run.config import make_job
-from shoal.run.train import make_trainer
-from shoal.run.trainer import Trainer
-from shoal.worlds import world_class
+from shoal.core.world_loading import world_class
+from shoal.runs.jobs import make_job
+from shoal.tools import bench
+from shoal.training.make_trainer import make_trainer
+from shoal.training.trainer import Trainer
 
 STEPS = 10
 """Steps of all envs in one call."""

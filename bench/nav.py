@@ -17,12 +17,13 @@ from statistics import mean
 
 import torch
 
+from shoal.config.job import Job
 from shoal.core.graph import Graphed
 from shoal.core.world import World
-from shoal.run.bench import machine, measure, save
-from shoal.run.config import Job, make_job
-from shoal.run.trainer import Trainer
-from shoal.worlds import world_class
+from shoal.core.world_loading import world_class
+from shoal.runs.jobs import make_job
+from shoal.tools.bench import machine, measure, save
+from shoal.training.trainer import Trainer
 
 PAPER = dict(epochs=1, minibatches=2, optimiser="lamb", lr=5e-4, lr_scale="sqrt", normalise_advantage=False)
 """How the paper on large batch simulation learns: every frame once."""

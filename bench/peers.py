@@ -20,11 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
-from shoal.run import bench
-from shoal.run.config import make_job
-from shoal.run.evaluate import evaluate
-from shoal.run.trainer import Trainer
-from shoal.worlds import world_class
+from shoal.core.world_loading import world_class
+from shoal.runs.evaluation import evaluate
+from shoal.runs.jobs import make_job
+from shoal.tools import bench
+from shoal.training.trainer import Trainer
 
 SLICES = 7
 DRAWN = 8

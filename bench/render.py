@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from shoal.run.bench import save
-from shoal.run.bench_render import bench_pool, bench_render
-from shoal.run.config import pick_device
+from shoal.core.machine import pick_device
 from shoal.scene.pack import pack_scene
 from shoal.scene.scene import Scene
 from shoal.scene.sources import expand, open_scene, prepare
+from shoal.tools.bench import save
+from shoal.tools.bench_render import bench_pool, bench_render
 
 BIG = "house:7@2"
 SIXTEEN = "house:100-115"

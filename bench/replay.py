@@ -15,10 +15,10 @@ import torch
 
 from shoal.core import Box, Discrete, Group
 from shoal.core.graph import Graphed
+from shoal.core.machine import pick_device
 from shoal.learn.replay import Replay
 from shoal.learn.rollout import Rollout, allocate
-from shoal.run.bench import machine, measure, save
-from shoal.run.config import pick_device
+from shoal.tools.bench import machine, measure, save
 
 GOAL = 50e6
 """Samples per second of prioritised vectors on an H200."""

@@ -27,12 +27,15 @@ from typing import Any
 import torch
 import torch.multiprocessing as multiprocessing
 
-from shoal.run.bench import machine, save
-from shoal.run.config import Job, make_job
-from shoal.run.processes import LOOPBACK, STORE, Processes, joined
-from shoal.run.progress import si
-from shoal.run.trainer import Trainer
-from shoal.temporary import TemporaryFolder
+from shoal.config.job import Job
+from shoal.core.launch_info import STORE
+from shoal.core.temporary import TemporaryFolder
+from shoal.runs.jobs import make_job
+from shoal.runs.launching import LOOPBACK
+from shoal.runs.progress import si
+from shoal.tools.bench import machine, save
+from shoal.training.processes import Processes, joined
+from shoal.training.trainer import Trainer
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 

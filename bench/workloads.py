@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 
-from shoal.errors import ShoalError
-from shoal.run import bench
-from shoal.run.config import make_job
-from shoal.run.memory import estimate
+from shoal.core.errors import ShoalError
+from shoal.runs.jobs import make_job
+from shoal.tools import bench
+from shoal.training.memory_estimate import estimate
 
 PPO = dict(algo="ppo", rollout=32, epochs=4, minibatches=4, hidden=(64, 64), activation="tanh", shared=False)
 A2C = dict(algo="a2c", rollout=100, hidden=(32, 32), activation="relu", shared=True)

@@ -5,7 +5,7 @@ import sys
 import torch
 
 import shoal
-from shoal.run.train import Stopped
+from shoal.runs.session import Stopped
 from shoal.view.plot import plot_runs
 from shoal.view.video import record
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 if TYPE_CHECKING:
-    from shoal.run.train import Run, load_run, resume, train
+    from shoal.api import Run, load_run, resume, train
 
 __version__ = "0.1.0"
 __all__ = ["Run", "load_run", "resume", "train"]
@@ -25,5 +25,5 @@ __all__ = ["Run", "load_run", "resume", "train"]
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        return getattr(importlib.import_module("shoal.run.train"), name)
+        return getattr(importlib.import_module("shoal.api"), name)
     raise AttributeError(f"shoal has no {name!r}; it offers: {', '.join(__all__)}")

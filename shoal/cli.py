@@ -35,13 +35,13 @@ Train reinforcement-learning agents at the speed of the hardware.
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit code: 0, 1 for a failure, 2 for bad input, 128 + its number after a signal."""
-    from shoal.streams import standard_streams
+    from shoal.core.streams import standard_streams
 
     words = sys.argv[1:] if arguments is None else arguments
     with standard_streams() as out:
         code = _run(words)
         out.flush()
-        if code == 0 and out.error is not None and words[0] not in RUN_COMMANDS:
+        if code == 0 and out.error is not None and words[:1] not in ([name] for name in RUN_COMMANDS):
             print(f"shoal: the output could not be written: {out.error.strerror}.", file=sys.stderr)
             code = 1
     return code
@@ -56,9 +56,9 @@ def _run(words: list[str]) -> int:
 
         print(f"shoal {__version__}")
         return 0
-    from shoal.errors import NEVER_BEGAN, ShoalError, plain_warnings, shortage, unknown
-    from shoal.temporary import remove_abandoned
-    from shoal.user_code import UserCode
+    from shoal.core.errors import NEVER_BEGAN, ShoalError, plain_warnings, shortage, unknown
+    from shoal.core.temporary import remove_abandoned
+    from shoal.core.user_code import UserCode
 
     plain_warnings()
     try:
@@ -88,10 +88,10 @@ def _run(words: list[str]) -> int:
 
 def _train(words: list[str]) -> int:
     world, flags = _world(words, "train")
-    from shoal.run.config import parse_job
+    from shoal.runs.jobs import parse_job
 
     job = parse_job(world, flags)
-    from shoal.run.train import train_job
+    from shoal.runs.start import train_job
 
     return _to_the_end(lambda: train_job(job))
 
@@ -105,7 +105,7 @@ def _resume(words: list[str]) -> int:
     parser.add_argument("--quiet", action="store_true", help="no progress on the terminal")
     _trust_argument(parser)
     options = parser.parse_args(words)
-    from shoal.run.train import resume
+    from shoal.runs.start import resume
 
     counts = options.processes, options.gpus
     return _to_the_end(lambda: resume(options.run, options.total_steps, options.quiet, *counts, options.trust))
@@ -113,9 +113,9 @@ def _resume(words: list[str]) -> int:
 
 def _to_the_end(train: Callable) -> int:
     """Train; then say where the results are and what to try next. Of several processes, one talks."""
-    from shoal.run.interrupts import ended_at_second_signal
-    from shoal.run.processes import find_place, follows
-    from shoal.run.train import Stopped
+    from shoal.core.launch_info import find_place, follows
+    from shoal.runs.interrupts import ended_at_second_signal
+    from shoal.runs.session import Stopped
 
     try:
         with ended_at_second_signal() if find_place() is None else nullcontext():  # a launcher ends its processes
@@ -128,7 +128,7 @@ def _to_the_end(train: Callable) -> int:
         return 0
     scores = run.folder.scores()
     if scores:
-        from shoal.run.folder import best_of
+        from shoal.runs.folder import best_of
 
         groups = scores[-1]["groups"]
         if len(groups) > 1:
@@ -146,7 +146,8 @@ def _told_by_another(error: Exception) -> bool:
         return False
     import torch.distributed as dist
 
-    from shoal.run.processes import Told, follows
+    from shoal.core.launch_info import follows
+    from shoal.training.processes import Told
 
     return follows() and (isinstance(error, Told) or not dist.is_initialized())
 
@@ -162,9 +163,9 @@ def _eval(words: list[str]) -> int:
     parser.add_argument("--maps", type=int, metavar="N", help="draw top-down maps of the first N episodes (navigation)")
     parser.add_argument("--maps-dir", metavar="DIR", help="folder for the maps (default: maps/ in the run folder)")
     options = parser.parse_args(words)
-    from shoal.errors import make_folder, new_file, writing
-    from shoal.run.evaluate import JSON
-    from shoal.run.train import load_run
+    from shoal.core.errors import make_folder, new_file, writing
+    from shoal.runs.evaluation import JSON
+    from shoal.runs.run import load_run
     from shoal.view.maps import Maps
 
     if options.out:
@@ -201,7 +202,7 @@ def _record(words: list[str]) -> int:
         "--fps", type=int, help="pictures per second (default: 50; 20 in worlds with places, 10 in navigation)"
     )
     options = parser.parse_args(words)
-    from shoal.run.train import load_run
+    from shoal.runs.run import load_run
     from shoal.view.video import record
 
     run = load_run(
@@ -224,17 +225,17 @@ def _plot(words: list[str]) -> int:
 
 def _bench(words: list[str]) -> int:
     if words[:1] == ["render"]:
-        from shoal.run.bench_render import bench_render_command
+        from shoal.tools.bench_render import bench_render_command
 
         return bench_render_command(words[1:])
     world, flags = _world(words, "bench")
-    from shoal.run.bench import bench_command
+    from shoal.tools.bench import bench_command
 
     return bench_command(world, flags)
 
 
 def _scene(words: list[str]) -> int:
-    from shoal.errors import unknown
+    from shoal.core.errors import unknown
 
     parts = {"info": _scene_info, "render": _scene_render, "episodes": _scene_episodes}
     if not words or words[0] in ("-h", "--help"):
@@ -281,8 +282,8 @@ def _scene_render(words: list[str]) -> int:
     parser.add_argument("--light", action=argparse.BooleanOptionalAction, default=True, help="shade by a simple light")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
     options = parser.parse_args(words)
+    from shoal.core.machine import pick_device
     from shoal.render.sheet import check_path, draw_sheet, parse_size, save_sheet
-    from shoal.run.config import pick_device
     from shoal.scene.sources import prepare
 
     check_path(options.out)
@@ -306,8 +307,8 @@ def _scene_episodes(words: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="which episodes (default: 0)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
     options = parser.parse_args(words)
+    from shoal.core.machine import pick_device
     from shoal.nav.episodes import make_episodes
-    from shoal.run.config import pick_device
 
     lines = make_episodes(
         options.scenes,
@@ -327,14 +328,14 @@ def _scene_episodes(words: list[str]) -> int:
 
 def _check(words: list[str]) -> int:
     world, flags = _world(words, "check")
-    from shoal.run.check import check_command
+    from shoal.tools.check import check_command
 
     return check_command(world, flags)
 
 
 def _list(words: list[str]) -> int:
     _parser("list", "The worlds there are.").parse_args(words)
-    from shoal.worlds import HOST_KINDS, WORLDS
+    from shoal.core.registry import HOST_KINDS, WORLDS
 
     width = max(len(name) for name in WORLDS)
     for name, (_, _, line) in sorted(WORLDS.items()):
@@ -362,7 +363,7 @@ RUN_COMMANDS = ("train", "resume")
 
 def _world(words: list[str], command: str) -> tuple[str, list[str]]:
     """The world's name, which comes first, and the flags after it."""
-    from shoal.errors import ShoalError
+    from shoal.core.errors import ShoalError
 
     if not words or words[0] in ("-h", "--help"):
         # Flags differ from world to world; cart-pole's show the common ones.

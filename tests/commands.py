@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 _forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(["shoal.run.train", "shoal.view.video", "shoal.view.plot", "tests.commands"])
+_forks.set_forkserver_preload(["shoal.runs.session", "shoal.view.video", "shoal.view.plot", "tests.commands"])
 
 
 def _no_reader(descriptor: int) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoal.errors import LISTED, ShoalError, excerpt, unknown
+from shoal.core.errors import LISTED, ShoalError, excerpt, unknown
 
 MANY = [f"name{i:02}" for i in range(LISTED + 3)]
 

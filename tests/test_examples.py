@@ -9,7 +9,7 @@ import torch
 
 import shoal
 from shoal.cli import main
-from shoal.worlds import load_object
+from shoal.core.user_files import load_object
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

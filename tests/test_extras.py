@@ -11,8 +11,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from shoal.errors import ShoalError
-from shoal.extras import EXTRAS, import_extra, needs_extras
+from shoal.core.errors import ShoalError
+from shoal.core.extras import EXTRAS, import_extra, needs_extras
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
 

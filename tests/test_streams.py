@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from shoal.cli import COMMANDS, RUN_COMMANDS
-from shoal.run.folder import RunFolder
-from shoal.run.progress import Progress
+from shoal.runs.folder import RunFolder
+from shoal.runs.progress import Progress
 from tests.commands import ENDS, run
 
 TRAIN = ["train", "cartpole", "--num-envs", "8", "--rollout", "4", "--minibatches", "2", "--epochs", "1"]
@@ -25,13 +25,14 @@ WORDS = {
     "check": ["check", "--help"],
     "list": ["list"],
     "--help": ["--help"],
+    "": [],
 }
 MADE = ["run/last", "made.json", "made.png", "made-curve.png"]
 """What they leave behind."""
 
 
 def test_all_commands_are_tried():
-    assert set(WORDS) == {*COMMANDS, "--help"}
+    assert set(WORDS) == {*COMMANDS, "--help", ""}
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -39,7 +40,7 @@ def test_commands_do_their_work_whatever_their_output(end, tmp_path):
     """Only results that are lost for want of space are a failure, which stderr names."""
     codes = run(list(WORDS.values()), tmp_path, ends=dict.fromkeys((0, 1) if end == "closed" else (1,), end))
     told = (tmp_path / "err").read_text()
-    fails = [int(end == "full" and words[0] not in RUN_COMMANDS) for words in WORDS.values()]
+    fails = [int(end == "full" and name not in RUN_COMMANDS) for name in WORDS]
     assert dict(zip(WORDS, codes, strict=True)) == dict(zip(WORDS, fails, strict=True)), told
     assert told.count("the output could not be written: No space left on device.") == sum(fails)
     assert "Traceback" not in told

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import shoal
-from shoal import temporary
-from shoal.errors import ShoalError
-from shoal.temporary import OWNER, TemporaryFolder, remove_abandoned
+from shoal.core import temporary
+from shoal.core.errors import ShoalError
+from shoal.core.temporary import OWNER, TemporaryFolder, remove_abandoned
 
 MAKE = """
 import sys, os, signal

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from shoal.cli import COMMANDS, main
-from shoal.run.trainer import BadNumbers
-from shoal.user_code import LONGEST, UserCode, UserCodeError, text_of
-from shoal.worlds import world_class
+from shoal.core.user_code import LONGEST, UserCode, UserCodeError, text_of
+from shoal.core.world_loading import world_class
+from shoal.training.trainer import BadNumbers
 
 WORLD = """
 from dataclasses import dataclass

@@ -1,13 +1,54 @@
-"""Store, kernels, random numbers, spaces and the World contract: what every world stands on."""
+"""Store, kernels, random numbers, spaces and the World contract: what every world stands on.
 
-from shoal.core.kernel_world import Each, KernelWorld
-from shoal.core.maths import sincos, sincos_small, wrap_angle
-from shoal.core.random import Random, integer, normal, uniform, uniform4
-from shoal.core.spaces import Box, Discrete, Mixed, MultiDiscrete, Space
-from shoal.core.store import Field, Store
-from shoal.core.world import EpisodeStatistics, Group, GroupOutputs, Outputs, Places, World
-from shoal.core.wrappers import ActionRepeat, Apply, FrameStack, TimeLimit, TransformObservation, TransformReward
-from shoal.errors import ShoalError
+Names are imported when they are first used: workers on the CPU import parts of this package without torch and Warp.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shoal.core.errors import ShoalError
+    from shoal.core.kernel_world import Each, KernelWorld
+    from shoal.core.maths import sincos, sincos_small, wrap_angle
+    from shoal.core.random import Random, integer, normal, uniform, uniform4
+    from shoal.core.spaces import Box, Discrete, Mixed, MultiDiscrete, Space
+    from shoal.core.store import Field, Store
+    from shoal.core.world import EpisodeStatistics, Group, GroupOutputs, Outputs, Places, World
+    from shoal.core.wrappers import ActionRepeat, Apply, FrameStack, TimeLimit, TransformObservation, TransformReward
+
+_MODULES = {
+    "ActionRepeat": "wrappers",
+    "Apply": "wrappers",
+    "Box": "spaces",
+    "Discrete": "spaces",
+    "Each": "kernel_world",
+    "EpisodeStatistics": "world",
+    "Field": "store",
+    "FrameStack": "wrappers",
+    "Group": "world",
+    "GroupOutputs": "world",
+    "KernelWorld": "kernel_world",
+    "Mixed": "spaces",
+    "MultiDiscrete": "spaces",
+    "Outputs": "world",
+    "Places": "world",
+    "Random": "random",
+    "ShoalError": "errors",
+    "Space": "spaces",
+    "Store": "store",
+    "TimeLimit": "wrappers",
+    "TransformObservation": "wrappers",
+    "TransformReward": "wrappers",
+    "World": "world",
+    "integer": "random",
+    "normal": "random",
+    "sincos": "maths",
+    "sincos_small": "maths",
+    "uniform": "random",
+    "uniform4": "random",
+    "wrap_angle": "maths",
+}
+"""Public name -> module of this package."""
 
 __all__ = [
     "ActionRepeat",
@@ -41,3 +82,9 @@ __all__ = [
     "uniform4",
     "wrap_angle",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"shoal.core has no {name!r}; it offers: {', '.join(__all__)}")
+    return getattr(importlib.import_module(f"shoal.core.{_MODULES[name]}"), name)

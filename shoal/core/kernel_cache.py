@@ -18,9 +18,9 @@ from typing import Any
 
 import warp as wp
 
+from shoal.core.errors import excerpt, temporary_folder
 from shoal.core.kernels import LOADING
-from shoal.errors import excerpt, temporary_folder
-from shoal.temporary import TemporaryFolder
+from shoal.core.temporary import TemporaryFolder
 
 CHECKSUMS = ".sha256"
 """Ending of the checksum file of a binary: JSON, file name -> SHA-256."""
@@ -68,7 +68,7 @@ def find_damage(entry: Path, binary: str) -> str | None:
                 return f"the SHA-256 of {entry / name} has changed"
     except OSError as error:
         return f"{error.filename} cannot be read: {error.strerror}"
-    except ValueError:
+    except (ValueError, RecursionError):
         return f"{sums} holds no checksums"
     return None
 

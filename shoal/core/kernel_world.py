@@ -16,6 +16,7 @@ import torch
 import warp as wp
 
 from shoal.core import kernels, stages
+from shoal.core.errors import ShoalError, excerpt, unknown
 from shoal.core.kernel_cache import load_kernel
 from shoal.core.kernels import Call, Whole
 from shoal.core.launch import Plan, init_warp, torch_stream
@@ -23,9 +24,8 @@ from shoal.core.random import draw_kernel
 from shoal.core.settings import check_settings
 from shoal.core.spaces import Box, Mixed
 from shoal.core.store import Field, Store, full_device
+from shoal.core.user_code import UserCode
 from shoal.core.world import EpisodeStatistics, Group, GroupOutputs, LastEpisode, Outputs, World
-from shoal.errors import ShoalError, excerpt, unknown
-from shoal.user_code import UserCode
 
 NO_LIMIT = 2**31 - 1
 

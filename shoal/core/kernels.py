@@ -19,9 +19,9 @@ from typing import Any
 import torch
 import warp as wp
 
+from shoal.core.errors import ShoalError, unknown
 from shoal.core.random import Random, random_at
 from shoal.core.store import Field
-from shoal.errors import ShoalError, unknown
 
 ENVS_PER_BLOCK = 4096
 """Envs that one task of a CPU launch covers: few enough that their arrays stay in the cache."""

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 import warp as wp
 
+from shoal.core.errors import ShoalError, excerpt
 from shoal.core.kernel_cache import PARSE_ERROR, load_kernel
 from shoal.core.kernels import ENVS_PER_BLOCK, LOADING, Call, Program, Whole, build, fit_shape
 from shoal.core.store import warp_view
-from shoal.errors import ShoalError, excerpt
-from shoal.streams import open_descriptors
-from shoal.temporary import TemporaryFolder
-from shoal.user_code import LONGEST
+from shoal.core.streams import open_descriptors
+from shoal.core.temporary import TemporaryFolder
+from shoal.core.user_code import LONGEST
 
 ENVS_PER_THREAD = 4096
 """Below this many envs of one agent a second CPU thread costs more than it brings."""

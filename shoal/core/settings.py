@@ -9,9 +9,15 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shoal.errors import ShoalError, excerpt, unknown
+from shoal.core.errors import ShoalError, excerpt, unknown
 
 T = TypeVar("T")
+
+MOST_THREADS = 2**12
+"""The largest number of threads or processes that a setting may ask for."""
+
+LARGEST_FLOAT = 1e30
+"""The largest number with a point that a setting may have; float32 holds it and its multiples."""
 
 LARGEST = 2**62
 """The largest whole number that a setting may have; a number of 64 bits holds it."""
@@ -60,6 +66,8 @@ def _check(name: str, value: Any, kind: Any) -> Any:
     elif kind is float:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
             raise ShoalError(f"--{name} must be a finite number, got {_shown(value)}.")
+        if abs(value) > LARGEST_FLOAT:
+            raise ShoalError(f"--{name} must be within {LARGEST_FLOAT:g}, got {_shown(value)}.")
         return float(value)
     elif kind is int:
         if isinstance(value, bool) or not isinstance(value, int):

@@ -6,10 +6,14 @@ from typing import Union
 
 import torch
 
-from shoal.errors import ShoalError, unknown
+from shoal.core.errors import ShoalError, unknown
 
 KINDS = ("plain", "depth", "colour", "choice")
 """What a part of an observation can be."""
+
+
+MAX_CHOICES = 2**20
+"""Most choices of an action: a policy has a logit for each."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,8 @@ class Discrete:
         object.__setattr__(self, "odds", tuple(float(x) for x in self.odds))
         if self.n < 1:
             raise ShoalError(f"Discrete needs at least one choice, got n={self.n}.")
+        if self.n > MAX_CHOICES:
+            raise ShoalError(f"Discrete can have up to {MAX_CHOICES:,} choices, got n={self.n}.")
         if self.odds and (len(self.odds) != self.n or min(self.odds) <= 0):
             raise ShoalError(f"Discrete needs odds above 0 for each of its {self.n} choices, got {self.odds}.")
 
@@ -47,6 +53,8 @@ class MultiDiscrete:
         object.__setattr__(self, "nvec", tuple(int(n) for n in self.nvec))
         if not self.nvec or min(self.nvec) < 1:
             raise ShoalError(f"MultiDiscrete needs at least one choice in each part, got nvec={self.nvec}.")
+        if sum(self.nvec) > MAX_CHOICES:
+            raise ShoalError(f"MultiDiscrete can have up to {MAX_CHOICES:,} choices in all, got nvec={self.nvec}.")
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 import warp as wp
 
+from shoal.core.errors import ShoalError
 from shoal.core.limits import available_memory
-from shoal.errors import ShoalError
 
 TORCH_TYPES: dict[Any, torch.dtype] = {
     float: torch.float32,

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import torch
 
+from shoal.core.errors import ShoalError, unknown
 from shoal.core.spaces import Box, Discrete, MultiDiscrete, Space, check_range, check_tensor
-from shoal.errors import ShoalError, unknown
 
 
 @dataclass(frozen=True)

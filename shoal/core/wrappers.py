@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from shoal.core.errors import ShoalError
 from shoal.core.spaces import Box
 from shoal.core.world import EpisodeStatistics, Group, GroupOutputs, LastEpisode, Outputs, Tracks, World
-from shoal.errors import ShoalError
 
 
 class Wrapper(World):

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete
 
+from shoal.core.errors import ShoalError, unknown
+from shoal.core.extras import import_extra
 from shoal.core.world import Group
-from shoal.errors import ShoalError, unknown
-from shoal.extras import import_extra
 from shoal.host.config import HostConfig, own_flag
 from shoal.host.engines import Engine
 from shoal.host.envs import SINGLE, Team

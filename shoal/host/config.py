@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from shoal.core.settings import check_settings
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
+from shoal.core.settings import MOST_THREADS, check_settings
 
 own_flag = tyro.conf.arg(prefix_name=False)
 """For settings that people look for without the prefix `world.`"""
@@ -64,8 +64,9 @@ class HostConfig:
         for name in ("workers", "phase", "restarts"):
             if getattr(self, name) < 0:
                 raise ShoalError(f"--{name} must not be negative, got {getattr(self, name)}.")
-        if self.turns > MOST_TURNS:
-            raise ShoalError(f"--turns must be at most {MOST_TURNS}, got {self.turns}.")
+        for name, most in (("workers", MOST_THREADS), ("turns", MOST_TURNS)):
+            if getattr(self, name) > most:
+                raise ShoalError(f"--{name} must be at most {most}, got {getattr(self, name)}.")
         if self.turns < 2:
             raise ShoalError(f"--turns must be at least 2, got {self.turns}; without turns it is --schedule lockstep.")
         if self.patience <= 0:

@@ -9,7 +9,6 @@ import json
 import os
 import select
 import subprocess
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
@@ -17,13 +16,14 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
+from shoal.core.children import python_command
+from shoal.core.errors import ShoalError, how_it_ended
 from shoal.core.launch import cpu_threads
-from shoal.errors import ShoalError, how_it_ended
+from shoal.core.streams import tell
 from shoal.host.envs import EnvFault, make_rows
 from shoal.host.memory import RESET, SharedArrays
 from shoal.host.sources import Source
 from shoal.host.worker import ENDING, FAILED, READY, Assignment
-from shoal.streams import tell
 
 START_SECONDS = 120.0
 """How long a worker may take to import its libraries and make its envs."""
@@ -105,7 +105,7 @@ class _Worker:
         job = replace(job, memory=arrays.descriptor, commands=inner_in, answers=inner_out)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "shoal.host.worker", job.to_json()],
+            python_command("shoal.host.worker", job.to_json()),
             pass_fds=(arrays.descriptor, inner_in, inner_out),
             stdin=subprocess.DEVNULL,
             env=environment,

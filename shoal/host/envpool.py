@@ -4,14 +4,14 @@ import json
 from functools import cache, partial
 from typing import Any
 
-from shoal.errors import ShoalError, unknown
-from shoal.extras import import_extra
+from shoal.core.errors import ShoalError, unknown
+from shoal.core.extras import import_extra
+from shoal.core.user_code import text_of
 from shoal.host.config import HostConfig
 from shoal.host.envs import SINGLE, Team
 from shoal.host.native import VectorBatch
 from shoal.host.packing import pack_action, pack_observation
 from shoal.host.world import HostWorld
-from shoal.user_code import text_of
 
 
 class EnvPoolWorld(HostWorld):

@@ -9,10 +9,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
+from shoal.core.user_code import UserCode, UserCodeError, is_fault, place_of, text_of
 from shoal.host.memory import RESET, RESTART, STEP, Layout, SharedArrays
 from shoal.host.packing import PackedAction, PackedObservation, pack_action, pack_observation
-from shoal.user_code import UserCode, UserCodeError, is_fault, place_of, text_of
 
 SINGLE = "agent"
 """Name of the group of a world with one agent."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from shoal.errors import ShoalError, temporary_folder
+from shoal.core.errors import ShoalError, temporary_folder
 
 ALIGNMENT = 64
 """Arrays begin at cache lines."""

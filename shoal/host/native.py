@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
+from shoal.core.user_code import UserCode
 from shoal.host.engines import Engine
 from shoal.host.envs import SINGLE, close_envs, own_class
 from shoal.host.memory import HOLD, RESET, STEP, SharedArrays
-from shoal.user_code import UserCode
 
 Made = TypeVar("Made")
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from shoal.errors import ShoalError, excerpt
+from shoal.core.errors import ShoalError, excerpt
 
 Write = Callable[[Any, np.ndarray], None]
 Read = Callable[[np.ndarray], Any]

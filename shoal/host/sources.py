@@ -9,10 +9,10 @@ from typing import Any
 
 import gymnasium
 
-from shoal.errors import ShoalError, excerpt, unknown
-from shoal.extras import import_extra, needs_extras
-from shoal.user_code import LONGEST, UserCode
-from shoal.worlds import load_object
+from shoal.core.errors import ShoalError, excerpt, unknown
+from shoal.core.extras import import_extra, needs_extras
+from shoal.core.user_code import LONGEST, UserCode
+from shoal.core.user_files import load_object
 
 
 @dataclass(frozen=True)

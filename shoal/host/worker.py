@@ -1,6 +1,6 @@
 """A worker process: steps its share of the envs when told to, and says when it is done.
 
-    python -m shoal.host.worker ASSIGNMENT
+    shoal.host.worker ASSIGNMENT
 
 It talks to its world through two pipes. A byte b in: run bunch b; the same byte out: done. When its envs are made it
 says READY; if one of them raises, FAILED and what happened, a line of JSON. It ends when the world closes the pipe, so
@@ -17,10 +17,11 @@ import traceback
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
+from shoal.core.streams import standard_streams
+from shoal.core.user_code import describe, text_of
+from shoal.host.envs import EnvFault, make_rows
 from shoal.host.memory import Layout, SharedArrays
 from shoal.host.sources import Source
-from shoal.streams import standard_streams
-from shoal.user_code import describe, text_of
 
 READY, FAILED = 254, 255
 
@@ -63,8 +64,6 @@ class Assignment:
 
 def work(job: Assignment) -> None:
     """Make the envs, then serve until the world hangs up."""
-    from shoal.host.envs import EnvFault, make_rows
-
     if job.core is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {job.core})
     try:

@@ -12,12 +12,13 @@ import gymnasium
 import numpy as np
 import torch
 
+from shoal.core.errors import ShoalError
+from shoal.core.extras import needs_extras
 from shoal.core.graph import records
 from shoal.core.launch import cpu_threads, rest_until_done
 from shoal.core.store import full_device
+from shoal.core.user_code import UserCode
 from shoal.core.world import EpisodeStatistics, Group, GroupOutputs, LastEpisode, Outputs, World
-from shoal.errors import ShoalError
-from shoal.extras import needs_extras
 from shoal.host.config import HostConfig, Schedule
 from shoal.host.engines import Engine, Processes, Serial, share_out, split
 from shoal.host.envs import Team, close_envs, layout_of, own_class, teams_of
@@ -25,7 +26,6 @@ from shoal.host.memory import HOLD, RESET, RESTART, STEP, SharedArrays
 from shoal.host.native import NEXT_STEP, Made, Native, VectorBatch, giving_way, keep_on_cores, pack_seeds
 from shoal.host.sources import Source, gym_spec
 from shoal.host.spaces import action_space, observation_space
-from shoal.user_code import UserCode
 
 Rows = slice | np.ndarray
 """Some envs: a range, or their numbers."""
@@ -610,25 +610,3 @@ def _close(engine: Engine, arrays: SharedArrays, pinned: bool) -> None:
         runtime: Any = torch.cuda.cudart()
         runtime.cudaHostUnregister(arrays.whole.ctypes.data)
     arrays.close()
-
-
-def host_world(kind: str, env_name: str) -> type[HostWorld]:
-    """The class of worlds of one environment."""
-    from shoal.host.tuned import settings_of
-
-    base: type[HostWorld] = HostWorld
-    if kind == "gym":
-        gym_spec(env_name)
-        base = GymWorld
-    elif kind == "ale":
-        from shoal.host.atari import AtariWorld
-
-        base = AtariWorld
-    elif kind == "envpool":
-        from shoal.host.envpool import EnvPoolWorld
-
-        base = EnvPoolWorld
-    name = f"{kind}:{env_name}"
-    attributes = dict(kind=kind, env_name=env_name, name=name, settings=settings_of(kind, env_name))
-    made: Any = type(f"Host_{env_name}", (base,), {**attributes, "__doc__": base.__doc__})
-    return made

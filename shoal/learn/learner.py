@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
+from shoal.core.errors import ShoalError, require
 from shoal.core.settings import check_settings
 from shoal.core.world import Group
-from shoal.errors import ShoalError, require
 from shoal.learn.optim import OPTIMISERS, Adam
 from shoal.learn.rollout import Rollout
 from shoal.policy.normalise import RunningMoments
@@ -22,6 +22,18 @@ LAMB_DECAY = 0.01
 
 LR_POWERS = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
 """Rule -> power of the size of a mini-batch that the learning rate grows with."""
+
+
+MOST = dict(
+    lr=1e6,
+    batch_size=2**31 - 1,
+    policy_delay=2**20,
+    target_period=2**31 - 1,
+    atoms=2**16,
+    quantiles=2**16,
+    critics=2**8,
+)
+"""The largest values of settings that overflow or that sizes are made of, where a learner has them."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +72,9 @@ class LearnerConfig:
 
     def __post_init__(self):
         check_settings(self)
+        for name, most in MOST.items():
+            value = getattr(self, name, 0)
+            require(name.replace("_", "-"), value, value <= most, f"at most {most}")
         require("lr", self.lr, self.lr > 0, "above 0")
         require("lr-batch", self.lr_batch, self.lr_batch > 0, "above 0")
         require("lr-warmup", self.lr_warmup, 0 <= self.lr_warmup < 1, "at least 0 and below 1")

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 import warp as wp
 
+from shoal.core.errors import ShoalError
 from shoal.core.launch import Plan, init_warp
 from shoal.core.mapped import mapped
-from shoal.errors import ShoalError
 from shoal.learn.frames import add_gather, add_keep, as_words, word_bytes
 from shoal.learn.ring import Ring, draw_by_priority, draw_uniform, lay_out, look, look_along, number_finals, set_leaves
 from shoal.learn.rollout import Rollout

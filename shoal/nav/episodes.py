@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from shoal.errors import ShoalError, excerpt, make_folder, missing, writing
+from shoal.core.errors import ShoalError, excerpt, make_folder, missing, writing
 from shoal.nav.ground import SMALLEST_REGION, GroundMemory
 from shoal.nav.queries import Pathfinder
 from shoal.scene.load import ENDINGS

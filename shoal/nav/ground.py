@@ -17,9 +17,9 @@ import numpy as np
 import torch
 import warp as wp
 
+from shoal.core.errors import ShoalError, require
 from shoal.core.launch import Plan, init_warp
 from shoal.core.store import free_memory, warp_view
-from shoal.errors import ShoalError, require
 from shoal.nav import walk
 from shoal.nav.walk import CLOSE, NOWHERE, Ground, beside_diagonal, cell_middle, is_clear, neighbour
 from shoal.render import cast

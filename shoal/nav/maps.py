@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image, ImageFilter
 
+from shoal.draw.canvas import Canvas
+from shoal.draw.surface import Part
 from shoal.nav.ground import SLACK
 from shoal.nav.paths import Floor, field_of, shortest_path
 from shoal.nav.walk import NOWHERE
-
-if TYPE_CHECKING:
-    from shoal.view.canvas import Canvas, Part
 
 AGENTS = ("orange", "blue", "green", "#c8a814")
 """Colours of agents, in turn; about those that they have in one another's eyes."""

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import warp as wp
 
+from shoal.core.errors import require
 from shoal.core.store import Field
-from shoal.errors import require
 from shoal.nav.geodesic import distance_or
 from shoal.nav.stages import PREVIOUS, STOP, draw_route, enter_scene, keep_start, move, show_previous
 from shoal.nav.walk import Ground

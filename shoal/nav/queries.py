@@ -5,8 +5,8 @@ import torch
 import warp as wp
 from PIL import Image
 
+from shoal.core.errors import ShoalError
 from shoal.core.launch import Plan
-from shoal.errors import ShoalError
 from shoal.nav.geodesic import FieldMemory, distance_at
 from shoal.nav.ground import GroundMemory
 from shoal.nav.maps import TopDown

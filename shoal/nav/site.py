@@ -6,8 +6,8 @@ from typing import Literal
 import numpy as np
 import torch
 
+from shoal.core.errors import ShoalError
 from shoal.core.kernels import Whole
-from shoal.errors import ShoalError
 from shoal.nav.episodes import Episodes, check_episodes, check_scenes, scene_name
 from shoal.nav.geodesic import MILLI, UNREACHABLE, FieldMemory
 from shoal.nav.ground import SMALLEST_REGION, Body, GroundMemory, send

@@ -9,13 +9,13 @@ from typing import Any, ClassVar, Literal
 import torch
 import warp as wp
 
+from shoal.core.errors import ShoalError, require
 from shoal.core.kernel_world import KernelWorld, parameters_of
 from shoal.core.kernels import Call, Whole
 from shoal.core.launch import Plan, cpu_threads
 from shoal.core.spaces import Box, Discrete
 from shoal.core.store import Field
 from shoal.core.world import Group, Tracks
-from shoal.errors import ShoalError, require
 from shoal.nav.episodes import Episodes, read_episodes
 from shoal.nav.ground import Body, check_cell
 from shoal.nav.maps import NavTracks, draw_env, remember_path

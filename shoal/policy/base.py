@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from shoal.core.errors import ShoalError, excerpt
 from shoal.core.launch import Plan
 from shoal.core.world import Group
-from shoal.errors import ShoalError, excerpt
 from shoal.policy.core import CoreMaker
 from shoal.policy.mlp import MLP, Torso
 from shoal.policy.normalise import RunningMoments

@@ -8,8 +8,8 @@ import math
 import torch
 from torch import nn
 
+from shoal.core.errors import ShoalError
 from shoal.core.spaces import Box
-from shoal.errors import ShoalError
 from shoal.policy.mlp import on_tensor_cores, orthogonal
 
 NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))

@@ -5,9 +5,9 @@ import math
 import torch
 from torch import nn
 
+from shoal.core.errors import ShoalError
 from shoal.core.spaces import Box
 from shoal.core.world import Group
-from shoal.errors import ShoalError
 from shoal.policy.base import Policy, feature_size
 from shoal.policy.heads import Head, to_box
 from shoal.policy.mlp import MLP, Torso, orthogonal, wide_linear

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from shoal.core.errors import ShoalError
 from shoal.core.spaces import Box, Discrete, Mixed, MultiDiscrete, Space
-from shoal.errors import ShoalError
 from shoal.policy.mlp import linear, orthogonal
 
 MASKED = -1e9

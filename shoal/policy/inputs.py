@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from shoal.core.errors import ShoalError, unknown
 from shoal.core.spaces import Box
 from shoal.core.world import Group
-from shoal.errors import ShoalError, unknown
 from shoal.policy.actor_critic import mlp_torso
 from shoal.policy.cnn import ImpalaResNet, NatureCNN, channels_come_last, far, image_size
 from shoal.policy.mlp import Torso

@@ -6,12 +6,12 @@ import torch
 import warp as wp
 from torch import nn
 
+from shoal.core.errors import ShoalError
 from shoal.core.kernels import Whole
 from shoal.core.launch import Plan, bind
 from shoal.core.random import philox, unit_normal, vec4u
 from shoal.core.spaces import Discrete, MultiDiscrete
 from shoal.core.world import Group
-from shoal.errors import ShoalError
 from shoal.policy.base import Policy
 from shoal.policy.core import CoreMaker
 from shoal.policy.heads import MASKED, inverse_cumulative

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from shoal.core.errors import ShoalError
 from shoal.core.spaces import Box
-from shoal.errors import ShoalError
 from shoal.policy.cnn import Conv, channels_come_last, far, image_size
 from shoal.policy.mlp import linear, on_tensor_cores, orthogonal
 from shoal.policy.normalise import RunningMoments

@@ -6,8 +6,8 @@ from typing import ClassVar
 import torch
 import warp as wp
 
+from shoal.core.errors import ShoalError
 from shoal.core.store import full_device
-from shoal.errors import ShoalError
 from shoal.render.cast import Hit, Table
 from shoal.scene.memory import RADIUS
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 import warp as wp
 
+from shoal.core.errors import ShoalError, unknown
 from shoal.core.launch import Plan, init_warp
 from shoal.core.store import full_device
-from shoal.errors import ShoalError, unknown
 from shoal.render.kernel import (
     BLOCK,
     CHANNELS,

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw
 
-from shoal.errors import ShoalError, new_file, writing
+from shoal.core.errors import ShoalError, new_file, writing
 from shoal.render.renderer import Renderer
 from shoal.render.viewpoints import find_viewpoints
 from shoal.scene.memory import SceneMemory

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from shoal.errors import ShoalError, excerpt
+from shoal.core.errors import ShoalError, excerpt
 from shoal.scene.scene import FARTHEST, LARGEST_EXTENT, Material, Scene, check_scene
 
 LARGEST_COUNT = 50_000_000

@@ -10,7 +10,7 @@ from pathlib import Path, PureWindowsPath
 import numpy as np
 from PIL import Image
 
-from shoal.errors import ShoalError, excerpt, missing
+from shoal.core.errors import ShoalError, excerpt, missing
 
 LARGEST_FILE = 8 * 2**30
 """Bytes. Fifty million triangles fit in it; beyond it something else was named by mistake."""

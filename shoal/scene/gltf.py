@@ -16,8 +16,8 @@ from urllib.parse import unquote
 
 import numpy as np
 
+from shoal.core.errors import ShoalError, excerpt
 from shoal.core.store import free_memory
-from shoal.errors import ShoalError, excerpt
 from shoal.scene.draft import LARGEST_COUNT, Draft, check_count, label
 from shoal.scene.files import Pictures, Source
 from shoal.scene.scene import Material

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shoal.errors import ShoalError, excerpt
+from shoal.core.errors import ShoalError, excerpt
 from shoal.scene.draft import Draft, check_settings, finish
 from shoal.scene.files import Source, check_textures
 from shoal.scene.gltf import gltf_references, read_gltf

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from shoal.core.errors import ShoalError
 from shoal.core.store import full_device
-from shoal.errors import ShoalError
 from shoal.scene.pack import SECTIONS, Packed
 
 RADIUS = len(SECTIONS)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from shoal.errors import ShoalError, excerpt
+from shoal.core.errors import ShoalError, excerpt
 from shoal.scene.draft import Draft, check_count, label
 from shoal.scene.files import Pictures, Source
 from shoal.scene.polygons import triangulate

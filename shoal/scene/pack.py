@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.nn.functional import interpolate
 
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
 from shoal.scene.scene import Scene, check_scene
 from shoal.scene.tree import LEAF, STACK, Tree, build_tree, stack_needed
 

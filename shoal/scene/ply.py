@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
 from shoal.scene.draft import LARGEST_COUNT, Draft, check_count
 from shoal.scene.files import Pictures, Source
 from shoal.scene.polygons import triangulate

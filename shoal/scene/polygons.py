@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
 
 MANY = 2000
 """Corners. Ears are looked for in quadratic time, so larger polygons are cut as if they were convex."""

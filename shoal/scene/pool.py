@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import torch
 
+from shoal.core.errors import ShoalError
 from shoal.core.launch import cpu_threads
 from shoal.core.store import full_device
-from shoal.errors import ShoalError
 from shoal.scene.files import check_textures
 from shoal.scene.memory import SceneMemory
 from shoal.scene.pack import Packed

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
 
 LARGEST_EXTENT = 1e4
 """Metres across. Beyond it rays would slip through between triangles: most likely the unit is wrong."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from shoal.errors import ShoalError, unknown
+from shoal.core.errors import ShoalError, unknown
 from shoal.scene.cache import cached
 from shoal.scene.files import Source, check_textures
 from shoal.scene.house import BUILDINGS, TEST, TRAIN, make_house

@@ -1,4 +1,4 @@
-"""A process that prepares scenes: `python -m shoal.scene.worker` reads requests and answers with files.
+"""A process that prepares scenes: the module, executed as a program, reads requests and answers with files.
 
 A process and not a thread, since parsing and building hold Python's lock, which the program that trains needs for
 every launch. It ends when its input does, so it never outlives the program that started it.
@@ -8,16 +8,15 @@ import json
 import sys
 from pathlib import Path
 
-from shoal.errors import ShoalError
+import torch
+
+from shoal.core.errors import ShoalError
+from shoal.scene.cache import save_arrays
+from shoal.scene.sources import fetch, to_arrays
 
 
 def serve() -> None:
     """Answer requests, one JSON object a line, until there are no more."""
-    import torch
-
-    from shoal.scene.cache import save_arrays
-    from shoal.scene.sources import fetch, to_arrays
-
     torch.set_num_threads(1)
     # What libraries print must not come between the answers.
     answers, sys.stdout = sys.stdout, sys.stderr

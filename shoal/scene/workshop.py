@@ -5,17 +5,17 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from shoal.errors import temporary_folder
+from shoal.core.children import python_command
+from shoal.core.errors import temporary_folder
+from shoal.core.temporary import MEMORY, TemporaryFolder
 from shoal.scene.cache import DamagedError, read_arrays
 from shoal.scene.pack import Packed
 from shoal.scene.sources import from_arrays
-from shoal.temporary import MEMORY, TemporaryFolder
 
 ATTEMPTS = 2
 """How often a scene is tried whose process dies."""
@@ -69,7 +69,7 @@ class Workshop:
     def _start(self) -> subprocess.Popen:
         # A group of its own: Ctrl-C is for the program, which then ends its workers.
         process = subprocess.Popen(
-            [sys.executable, "-m", "shoal.scene.worker"],
+            python_command("shoal.scene.worker"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from PIL import Image
 
+from shoal.core.errors import ShoalError, make_folder
 from shoal.core.world import Tracks, World
-from shoal.errors import ShoalError, make_folder
-from shoal.run.evaluate import Evaluation
-from shoal.run.files import replacing
-from shoal.view.canvas import Canvas
+from shoal.draw.canvas import Canvas
+from shoal.runs.evaluation import Evaluation
+from shoal.runs.files import replacing
 
 
 class Maps:

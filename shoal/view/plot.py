@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from shoal.errors import ShoalError, excerpt, new_file
-from shoal.run.files import replacing
-from shoal.run.folder import RunFolder
+from shoal.core.errors import ShoalError, excerpt, new_file
+from shoal.runs.files import replacing
+from shoal.runs.folder import RunFolder
 
 PICTURES = (".png", ".pdf", ".svg", ".jpg")
 

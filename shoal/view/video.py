@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from shoal.core.errors import ShoalError, new_file
+from shoal.core.user_code import UserCode
 from shoal.core.world import World
-from shoal.errors import ShoalError, new_file
-from shoal.run.build import make_world
-from shoal.run.evaluate import Player, evaluation_seed
-from shoal.run.files import replacing
-from shoal.run.train import Run
-from shoal.user_code import UserCode
-from shoal.view.canvas import Canvas
-from shoal.view.places import TRAIL
-from shoal.worlds import world_class
+from shoal.core.world_loading import world_class
+from shoal.draw.canvas import Canvas
+from shoal.draw.layout import TRAIL
+from shoal.runs.evaluation import Player, evaluation_seed
+from shoal.runs.files import replacing
+from shoal.runs.run import Run
+from shoal.training.build import make_world
 
 RECORDINGS = (".mp4", ".gif", ".png")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.errors import ShoalError, unknown
+from shoal.core.errors import ShoalError, unknown
 
 POPULATION = {
     name: int(people)

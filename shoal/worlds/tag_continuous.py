@@ -6,7 +6,7 @@ import numpy as np
 import warp as wp
 
 from shoal.core import Box, Each, Field, Group, KernelWorld, MultiDiscrete, Places, Random, sincos, uniform4
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
 
 TURN = wp.constant(6.283185307179586)
 PER_NEIGHBOUR = 7

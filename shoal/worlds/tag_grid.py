@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import warp as wp
 
 from shoal.core import Box, Discrete, Each, Field, Group, KernelWorld, Places, Random, uniform4
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
 
 ACTIONS = 5  # stay, +x, -x, +y, -y
 PARTIAL = 6

@@ -23,7 +23,7 @@ from shoal.learn import losses
 from shoal.learn.replay import Replay
 from shoal.policy import ActorCritic, mlp_torso
 from shoal.policy.heads import CategoricalHead
-from shoal.run.collect import Collector
+from shoal.training.collector import Collector
 from tests.helpers import Counting
 
 CPU = torch.device("cpu")

@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from shoal.worlds import KERNEL_WORLDS, pendulum
+from shoal.core.registry import KERNEL_WORLDS
+from shoal.worlds import pendulum
 
 RUN = """
 import sys
 import warp as wp
 
 wp.config.mode = "debug"
-from shoal.run.config import make_job
-from shoal.run.trainer import Trainer
+from shoal.runs.jobs import make_job
+from shoal.training.trainer import Trainer
 
 name, settings = sys.argv[1], dict(num_envs=13, rollout=7, minibatches=1, total_steps=1e6, device="cpu")
 trainer = Trainer(make_job(name, time_limit=5, **settings))

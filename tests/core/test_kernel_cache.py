@@ -12,11 +12,11 @@ import torch
 import warp as wp
 
 from shoal.core import kernel_cache
+from shoal.core.errors import ShoalError
 from shoal.core.kernel_cache import CHECKSUMS, find_damage
 from shoal.core.kernels import Program
 from shoal.core.launch import Plan, init_warp
-from shoal.errors import ShoalError
-from shoal.temporary import OWNER
+from shoal.core.temporary import OWNER
 from tests.damage import DAMAGES
 
 
@@ -115,6 +115,16 @@ def test_what_fits_its_checksum_and_does_not_load_is_compiled_again(cache):
     assert find_damage(entry, binary) is None
     (warning,) = run()
     assert "cannot be loaded" in warning
+    assert run() == []
+
+
+@pytest.mark.parametrize("text", ["[]", "[" * 100_000, "\0"], ids=["a list", "deep", "a null"])
+def test_checksums_that_are_none_are_replaced(cache, text):
+    run()
+    entry, binary = only(cache)
+    (entry / f"{binary}{CHECKSUMS}").write_text(text)
+    (warning,) = run()
+    assert "holds no checksums" in warning
     assert run() == []
 
 

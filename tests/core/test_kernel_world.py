@@ -8,8 +8,8 @@ import torch
 import warp as wp
 
 from shoal.core import Box, Discrete, Field, Group, KernelWorld, Random, normal, uniform
+from shoal.core.errors import ShoalError
 from shoal.core.world import GroupOutputs, Outputs
-from shoal.errors import ShoalError
 from tests.helpers import (
     Counting,
     CountingTwin,

@@ -8,9 +8,9 @@ import torch
 import warp as wp
 
 from shoal.core import Box, Discrete, Field, Group, KernelWorld
+from shoal.core.errors import ShoalError
 from shoal.core.kernel_world import NO_LIMIT
 from shoal.core.world import GroupOutputs, Outputs
-from shoal.errors import ShoalError
 from tests.helpers import (
     Counting,
     saved,

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from shoal.core import limits
+from shoal.core.errors import shortage
 from shoal.core.limits import available_memory, whole_memory
 from shoal.core.store import SHARE, free_memory
-from shoal.errors import shortage
 from tests.commands import run
 
 GIB = 2**30

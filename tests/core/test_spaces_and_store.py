@@ -8,9 +8,10 @@ import torch
 import warp as wp
 
 from shoal.core import Box, Discrete, Field, Group, Mixed, MultiDiscrete, ShoalError, Store
+from shoal.core.errors import unknown
+from shoal.core.launch import init_warp
 from shoal.core.spaces import check_range, check_tensor
 from shoal.core.store import warp_view
-from shoal.errors import unknown
 
 CPU = torch.device("cpu")
 
@@ -40,6 +41,8 @@ def test_shapes_and_types():
         (lambda: Discrete(0), "n=0"),
         (lambda: MultiDiscrete(()), r"nvec=\(\)"),
         (lambda: MultiDiscrete((3, 0)), r"nvec=\(3, 0\)"),
+        (lambda: Discrete(2**20 + 1), "up to 1,048,576 choices"),
+        (lambda: MultiDiscrete((2**19, 2**19 + 1)), "up to 1,048,576 choices in all"),
         (lambda: Box(()), "shape"),
         (lambda: Box((2, 0)), r"\(2, 0\)"),
         (lambda: Box(1, 1.0, 1.0), "low=1.0, high=1.0"),
@@ -192,6 +195,7 @@ def test_bytes_per_env():
 
 
 def test_warp_and_torch_see_the_same_memory():
+    init_warp()
     s = store()
     tensor = s.add("position", Field(wp.vec2))
     view = warp_view(tensor, wp.array(dtype=wp.vec2))

@@ -8,9 +8,9 @@ import torch
 import warp as wp
 
 from shoal.core import Box, Discrete, Field, Group, KernelWorld
+from shoal.core.errors import ShoalError
 from shoal.core.wrappers import ActionRepeat, Apply, FrameStack, TimeLimit, TransformObservation, TransformReward
-from shoal.errors import ShoalError
-from shoal.run.collect import truncations
+from shoal.training.collector import truncations
 from tests.helpers import Counting, CountingTwin, assert_same, play_twins, play_world, random_actions, saved
 
 ENVS = 9

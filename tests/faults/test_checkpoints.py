@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import shoal
-from shoal.errors import FileError, ShoalError
-from shoal.run import checkpoint, files
-from shoal.run.checkpoint import POLICY, compare, load_checkpoint, load_latest, save_checkpoint, strip_checkpoint
-from shoal.run.config import make_job
-from shoal.run.evaluate import Evaluation, Score
-from shoal.run.folder import RunFolder
-from shoal.run.train import load_run
+from shoal.core.errors import FileError, ShoalError
+from shoal.runs import checkpoint, files
+from shoal.runs.checkpoint import POLICY, compare, load_checkpoint, load_latest, save_checkpoint, strip_checkpoint
+from shoal.runs.evaluation import Evaluation, Score
+from shoal.runs.folder import RunFolder
+from shoal.runs.jobs import make_job
+from shoal.runs.run import load_run
 from tests.damage import places_of
 
 STATE = {"policy.cart.weights": torch.arange(12.0).view(3, 4), "steps": torch.tensor(7)}

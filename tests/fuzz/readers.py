@@ -23,10 +23,11 @@ import hypothesis.strategies as st
 import numpy as np
 
 import shoal
-from shoal.learn import LEARNERS
+from shoal.algos.registry import LEARNERS
+from shoal.config.schema import TrainConfig
+from shoal.core.registry import WORLDS
+from shoal.core.world_loading import world_class
 from shoal.nav.episodes import check_episodes, read_episodes
-from shoal.run.config import TrainConfig
-from shoal.worlds import WORLDS, world_class
 from tests.damage import CONTENTS, DAMAGES
 from tests.fuzz.mutations import EDGES, mutate_bytes, mutate_json, mutate_tensors, to_json
 from tests.nav.rooms import pathfinder, room
@@ -410,7 +411,7 @@ def settings(rng: Random, base: Path, folder: Path) -> Input:
     """Names and values as flags and from Python, of the declared types and of others."""
     world, algo, given, inner, as_flags = example(jobs(), rng.randrange(2**32))
     if not as_flags:
-        call = partial(shoal.run.config.make_job, world, algo=algo, device="cpu", world_config=inner, **given)
+        call = partial(shoal.runs.jobs.make_job, world, algo=algo, device="cpu", world_config=inner, **given)
         return Input(f"make_job {world} {algo} {given} {inner}", call, True)
     words = ["--algo", algo, "--device", "cpu"]
     for name, value in [*given.items(), *((f"world.{name}", value) for name, value in inner.items())]:
@@ -420,7 +421,7 @@ def settings(rng: Random, base: Path, folder: Path) -> Input:
 
 
 def _parse(world: str, words: list[str]) -> None:
-    shoal.run.config.parse_job(world, words)
+    shoal.runs.jobs.parse_job(world, words)
 
 
 def make_base(folder: Path) -> None:

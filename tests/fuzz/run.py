@@ -22,8 +22,8 @@ DEADLINE = 120
 """Seconds for one input."""
 MEMORY = 10 * 2**30
 """Bytes of address space of a worker."""
-LEAK = 3 * 2**30
-"""Bytes in memory beyond which a worker is replaced."""
+WORN = 3 * 2**30, 5 * 2**30
+"""Bytes in memory and of address space beyond which a worker is replaced: the next input has the rest of the limit."""
 
 Counts = dict[str, Counter]
 
@@ -50,7 +50,7 @@ class Worker:
         ready, _, _ = select.select([process.stdout], [], [], DEADLINE)
         line = process.stdout.readline() if ready else b""
         if line:
-            if _resident(process.pid) > LEAK:
+            if any(size > limit for size, limit in zip(_sizes(process.pid), WORN, strict=True)):
                 self.close()
             return json.loads(line)
         verdict, detail = (CRASH, f"exit code {process.wait()}") if ready else (HANG, f"no answer in {DEADLINE} s")
@@ -84,8 +84,10 @@ class Worker:
         self._process = None
 
 
-def _resident(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+def _sizes(pid: int) -> tuple[int, int]:
+    """Bytes of a process in memory, and of its address space."""
+    space, memory = Path(f"/proc/{pid}/statm").read_text().split()[:2]
+    return int(memory) * os.sysconf("SC_PAGESIZE"), int(space) * os.sysconf("SC_PAGESIZE")
 
 
 def fuzz(

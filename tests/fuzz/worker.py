@@ -16,8 +16,8 @@ import torch
 
 import shoal
 import shoal.cli
-import shoal.run.train
-from shoal.errors import ShoalError
+import shoal.runs.session
+from shoal.core.errors import ShoalError
 from tests.fuzz.readers import Input, make_input
 
 FINE, REFUSED, TRACEBACK = "fine", "refused", "traceback"
@@ -71,7 +71,7 @@ def judge(given: Input) -> tuple[str, str]:
 
 def stop_where_work_begins() -> None:
     """Training ends after its first iteration, evaluations after a few steps, and no processes are launched."""
-    evaluate = shoal.run.train.evaluate
+    evaluate = shoal.runs.session.evaluate
 
     def watched(*given: Any, **more: Any) -> Any:
         steps = []
@@ -83,10 +83,10 @@ def stop_where_work_begins() -> None:
 
         return evaluate(*given, **(more | {"watch": watch}))
 
-    for trainer in (shoal.run.train.Trainer, shoal.run.train.SharedTrainer):
+    for trainer in (shoal.runs.session.Trainer, shoal.runs.session.SharedTrainer):
         mock.patch.object(trainer, "iterate", partialmethod(_iterate_once, trainer.iterate)).start()
-    mock.patch("shoal.run.train.launch", mock.Mock(side_effect=Began)).start()
-    mock.patch("shoal.run.train.evaluate", watched).start()
+    mock.patch("shoal.runs.start.launch", mock.Mock(side_effect=Began)).start()
+    mock.patch("shoal.runs.session.evaluate", watched).start()
 
 
 def _iterate_once(trainer: Any, iterate: Any) -> None:

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from shoal.core import Box, Discrete, Group, MultiDiscrete
+from shoal.core.registry import KERNEL_WORLDS
+from shoal.core.world_loading import world_class
 from shoal.policy import ActorCritic, mlp_torso
-from shoal.run.build import by_group, make_policies, make_world
-from shoal.run.config import make_job
-from shoal.run.evaluate import evaluate
-from shoal.run.trainer import Trainer
-from shoal.worlds import KERNEL_WORLDS, world_class
+from shoal.runs.evaluation import evaluate
+from shoal.runs.jobs import make_job
+from shoal.training.build import by_group, make_policies, make_world
+from shoal.training.trainer import Trainer
 from tests.host.test_cut_short import Gong
 
 
@@ -168,14 +169,14 @@ def test_compiled_bf16_learns_cartpole():
     trainer = Trainer(make_job("cartpole", device="cuda", total_steps=4e6, num_envs=2048))
     while not trainer.done:
         trainer.iterate()
-    from shoal.run.evaluate import evaluate
+    from shoal.runs.evaluation import evaluate
 
     assert evaluate(trainer.job, trainer.policies, 100)["cart"].mean >= 475
 
 
 def test_resume_on_a_gpu_is_exact(tmp_path):
     import shoal
-    from shoal.run.checkpoint import load_checkpoint
+    from shoal.runs.checkpoint import load_checkpoint
 
     settings = dict(num_envs=256, rollout=16, device="cuda", quiet=True, eval_episodes=4, anneal="none")
     one = 256 * 16

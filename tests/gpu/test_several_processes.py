@@ -9,8 +9,8 @@ import torch.distributed as dist
 import shoal
 from shoal.core.graph import Graphed
 from shoal.core.reduce import GroupReducer
-from shoal.run.checkpoint import load_checkpoint
-from shoal.run.folder import RunFolder
+from shoal.runs.checkpoint import load_checkpoint
+from shoal.runs.folder import RunFolder
 
 SETTINGS = dict(
     num_envs=256, rollout=16, total_steps=2 * 256 * 16, epochs=2, minibatches=1, eval_episodes=8, device="cuda",

@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 import torch
 
+from shoal.core.errors import ShoalError
 from shoal.core.launch import cpu_threads
-from shoal.errors import ShoalError
+from shoal.core.world_loading import world_class
 from shoal.host.native import giving_way, pack_seeds
 from shoal.host.world import HostWorld
-from shoal.run.build import make_world
-from shoal.run.config import make_job
-from shoal.run.trainer import Trainer
-from shoal.worlds import world_class
+from shoal.runs.jobs import make_job
+from shoal.training.build import make_world
+from shoal.training.trainer import Trainer
 
 vector_env = pytest.importorskip("ale_py.vector_env")
 

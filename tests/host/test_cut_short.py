@@ -9,12 +9,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
 from shoal.host.world import HostWorld
-from shoal.run.config import make_job
-from shoal.run.memory import estimate
-from shoal.run.processes import FinishLine, Processes
-from shoal.run.trainer import Trainer
+from shoal.runs.jobs import make_job
+from shoal.training.memory_estimate import estimate
+from shoal.training.processes import FinishLine, Processes
+from shoal.training.trainer import Trainer
 from tests.host.envs import Walk
 
 HERE = Path(__file__).parent / "envs.py"

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from shoal.cli import main
-from shoal.errors import ShoalError
-from shoal.run.config import make_job
-from shoal.run.trainer import Trainer
-from shoal.worlds import world_class
+from shoal.core.errors import ShoalError
+from shoal.core.world_loading import world_class
+from shoal.runs.jobs import make_job
+from shoal.training.trainer import Trainer
 
 HERE = Path(__file__).parent / "envs.py"
 
@@ -122,7 +122,7 @@ def test_the_end_of_a_worker_that_has_forked_is_noticed_at_once(killed, tmp_path
 
 @pytest.mark.parametrize("schedule", ["lockstep", "auto"])
 def test_a_bad_seed_is_tried_once_and_measuring_uses_no_restart(schedule, tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr("shoal.run.schedule.TRIAL_SECONDS", 0.01)
+    monkeypatch.setattr("shoal.training.host_collector.TRIAL_SECONDS", 0.01)
     seeds = tmp_path / "seeds"
     found = trainer("", name="BadSeed", schedule=schedule, restarts=1, env_kwargs=dict(seeds=str(seeds)))
     with closing(found.world):

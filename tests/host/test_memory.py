@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
 from shoal.host import memory
 from shoal.host.memory import SharedArrays
 from shoal.scene import workshop

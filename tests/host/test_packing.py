@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
 from shoal.host.packing import Choice, Numbers, pack_action, pack_observation
 
 OBSERVATIONS = [

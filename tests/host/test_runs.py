@@ -9,9 +9,9 @@ from PIL import Image
 
 import shoal
 from shoal.cli import main
-from shoal.run.config import make_job, parse_job
-from shoal.run.memory import estimate
-from shoal.run.trainer import Trainer
+from shoal.runs.jobs import make_job, parse_job
+from shoal.training.memory_estimate import estimate
+from shoal.training.trainer import Trainer
 from shoal.view.video import record
 
 HERE = Path(__file__).parent / "envs.py"

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.errors import ShoalError
-from shoal.run.config import make_job
-from shoal.run.trainer import Trainer
+from shoal.core.errors import ShoalError
+from shoal.runs.jobs import make_job
+from shoal.training.trainer import Trainer
 
 HERE = Path(__file__).parent / "envs.py"
 
@@ -77,6 +77,8 @@ def test_envs_can_take_more_than_two_turns(schedule):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     with pytest.raises(ShoalError, match="--turns must be at least 2"):
         trainer(schedule=schedule, turns=1)
+    with pytest.raises(ShoalError, match="--workers must be at most 4096"):
+        trainer(schedule=schedule, workers=10**6)
 
 
 @pytest.mark.parametrize("schedule", ["lockstep", "alternating", "first-come"])

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from shoal.core.errors import ShoalError
 from shoal.core.spaces import Discrete, Mixed
-from shoal.errors import ShoalError
+from shoal.core.world_loading import world_class
+from shoal.draw.canvas import Canvas
 from shoal.host.native import pack_seeds
-from shoal.view.canvas import Canvas
-from shoal.worlds import world_class
 from tests.host.envs import Hunt, Walk
 
 HERE = Path(__file__).parent / "envs.py"

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import distributions
 
+from shoal.algos.continuous_q import ContinuousQ, DDPGConfig, SACConfig, TD3Config
+from shoal.algos.registry import check_group
 from shoal.core import Box, Discrete, Group, ShoalError
-from shoal.learn import ContinuousQ, DDPGConfig, SACConfig, TD3Config, check_group
 from shoal.policy import ContinuousQPolicy, choose_torso, mlp_torso
 from shoal.policy.continuous_q import SquashedHead
 from tests.helpers import random_rollout

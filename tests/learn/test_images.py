@@ -7,16 +7,17 @@ import torch
 import warp as wp
 
 import shoal
+from shoal.algos.a2c import A2C, A2CConfig
+from shoal.algos.ppo import PPO, PPOConfig
 from shoal.core import Box, Discrete, Field, Group, KernelWorld, Random
 from shoal.core.random import integer
-from shoal.learn import A2C, PPO, A2CConfig, PPOConfig
 from shoal.policy import ActorCritic, choose_torso, core_maker
-from shoal.run.checkpoint import load_checkpoint
-from shoal.run.collect import Collector
-from shoal.run.config import make_job, parse_job
-from shoal.run.evaluate import evaluate
-from shoal.run.memory import estimate
-from shoal.run.trainer import Trainer
+from shoal.runs.checkpoint import load_checkpoint
+from shoal.runs.evaluation import evaluate
+from shoal.runs.jobs import make_job, parse_job
+from shoal.training.collector import Collector
+from shoal.training.memory_estimate import estimate
+from shoal.training.trainer import Trainer
 
 SIDE = wp.constant(16)
 PARTS = (("depth", (16, 16, 1)), ("rgb", (16, 16, 3)), ("speed", (2,)), ("last", (4,)))

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch.distributions import Categorical, Independent, Normal
 
+from shoal.algos.a2c import A2C, A2CConfig
+from shoal.algos.ppo import PPO, PPOConfig
 from shoal.core import Box, Discrete, Group, MultiDiscrete, ShoalError
-from shoal.learn import A2C, PPO, A2CConfig, PPOConfig
 from shoal.learn.rollout import Rollout
 from shoal.learn.shuffle import order_plan
 from shoal.policy import ActorCritic, mlp_torso

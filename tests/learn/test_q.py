@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from shoal.algos.dqn import QConfig, QLearner, RainbowConfig
 from shoal.core import Box, Discrete, Group, MultiDiscrete, ShoalError
-from shoal.learn import QConfig, QLearner, RainbowConfig, losses
+from shoal.learn import losses
 from shoal.learn.rollout import Rollout
 from shoal.policy import QPolicy, mlp_torso
 from tests.helpers import random_rollout

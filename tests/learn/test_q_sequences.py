@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from shoal.algos.dqn import QConfig, QLearner, R2D2Config
 from shoal.core import Box, Discrete, Group, MultiDiscrete, ShoalError
-from shoal.learn import QConfig, QLearner, R2D2Config, losses
+from shoal.learn import losses
 from shoal.learn.rollout import allocate
 from shoal.policy import QPolicy, core_maker, mlp_torso
 from tests.learn.test_replay import GAMMA, Twin

@@ -10,18 +10,19 @@ from torch import nn
 from torch.distributions import Categorical
 
 import shoal
+from shoal.algos.a2c import A2C, A2CConfig
+from shoal.algos.ppo import PPO, PPOConfig
 from shoal.core import Box, Discrete, Field, Group, KernelWorld, Random
+from shoal.core.errors import ShoalError
 from shoal.core.random import integer
 from shoal.core.wrappers import FrameStack, TimeLimit
-from shoal.errors import ShoalError
-from shoal.learn import A2C, PPO, A2CConfig, PPOConfig
 from shoal.learn.rollout import stacked
 from shoal.policy import ActorCritic, Core, core_maker, mlp_torso
-from shoal.run.checkpoint import load_checkpoint
-from shoal.run.collect import Collector
-from shoal.run.config import make_job
-from shoal.run.evaluate import Player, evaluate
-from shoal.run.trainer import Trainer
+from shoal.runs.checkpoint import load_checkpoint
+from shoal.runs.evaluation import Player, evaluate
+from shoal.runs.jobs import make_job
+from shoal.training.collector import Collector
+from shoal.training.trainer import Trainer
 from tests.core.test_groups import Meadow
 from tests.helpers import Counting
 

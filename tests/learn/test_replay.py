@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.core import Box, Discrete, Group
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
+from shoal.core.world_loading import world_class
 from shoal.learn.replay import Replay, Sample, Sequences
 from shoal.learn.rollout import Rollout, allocate, stacked
 from shoal.policy import ActorCritic, mlp_torso
-from shoal.run.collect import Collector
-from shoal.worlds import world_class
+from shoal.training.collector import Collector
 
 GAMMA = 0.9
 

@@ -14,7 +14,7 @@ from hypothesis.extra.numpy import arrays
 
 import shoal.nav.episodes
 from shoal.cli import main
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
 from shoal.nav.episodes import (
     Episodes,
     Rules,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
 from shoal.nav.ground import SLACK, Body, GroundMemory
 from shoal.scene.cache import read_arrays, save_arrays
 from shoal.scene.memory import SceneMemory

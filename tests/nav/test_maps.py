@@ -11,13 +11,13 @@ from PIL import Image
 import shoal
 from shoal.cli import main
 from shoal.core.wrappers import TimeLimit
+from shoal.draw.canvas import Canvas
 from shoal.nav.explore import Explore, ExploreConfig
 from shoal.nav.geodesic import FieldMemory
 from shoal.nav.maps import AGENTS, STRIP, THINGS, Episode, NavTracks, TopDown, coloured, draw_env, remember_path
 from shoal.nav.paths import Floor, field_of, length_of, shortest_path
 from shoal.nav.pointnav import PointNav, PointNavConfig
 from shoal.nav.stages import FORWARD, LEFT, STOP
-from shoal.view.canvas import Canvas
 from shoal.view.video import frames, record
 from tests.nav.rooms import box_distance, making, pathfinder, room, shortest, write_obj
 from tests.nav.test_geodesic import BLOCKS

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
 from shoal.nav.maps import remember_path
 from shoal.nav.pointnav import PointNav, PointNavConfig
 from shoal.nav.stages import FORWARD, LEFT, RIGHT, STOP

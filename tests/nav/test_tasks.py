@@ -10,8 +10,8 @@ import torch
 import warp as wp
 
 import shoal
+from shoal.core.errors import ShoalError
 from shoal.core.wrappers import ActionRepeat, TimeLimit
-from shoal.errors import ShoalError
 from shoal.nav.episodes import sample_episodes, write_episodes
 from shoal.nav.explore import Explore, ExploreConfig
 from shoal.nav.flee import Flee
@@ -20,11 +20,11 @@ from shoal.nav.queries import Pathfinder
 from shoal.nav.stages import FORWARD, LEFT, STOP, draw_start, enter_scene, keep_start
 from shoal.nav.world import NavConfig, _unseen
 from shoal.render.renderer import Renderer, heading
-from shoal.run.build import make_world
-from shoal.run.check import check_world
-from shoal.run.config import make_job
-from shoal.run.trainer import Trainer
+from shoal.runs.jobs import make_job
 from shoal.scene.pack import pack_scene
+from shoal.tools.check import check_world
+from shoal.training.build import make_world
+from shoal.training.trainer import Trainer
 from tests.nav.rooms import making, room, write_obj
 from tests.scene.shapes import make_scene
 

@@ -6,7 +6,7 @@ import torch
 from torch.distributions import Categorical, Independent, Normal
 
 from shoal.core import Box, Discrete, Mixed, MultiDiscrete
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
 from shoal.policy import CategoricalHead, GaussianHead, MixedHead, make_head
 
 JUST_BELOW_ONE = 1.0 - 2.0**-24

@@ -6,13 +6,13 @@ import pytest
 import torch
 import warp as wp
 
+from shoal.algos.ppo import PPO, PPOConfig
 from shoal.core import Box, Discrete, Field, FrameStack, Group, KernelWorld, Mixed, MultiDiscrete
-from shoal.learn import PPO, PPOConfig
 from shoal.policy import ActorCritic, NatureCNN, choose_torso
-from shoal.run.bench import random_actions
-from shoal.run.check_rules import draw, to_actions
-from shoal.run.collect import Collector
-from shoal.run.evaluate import Player, RandomPolicy
+from shoal.runs.evaluation import Player, RandomPolicy
+from shoal.tools.bench import random_actions
+from shoal.tools.check_rules import draw, to_actions
+from shoal.training.collector import Collector
 
 ACTION = Mixed((Discrete(3), Box(2, -2.0, 4.0), MultiDiscrete((2, 5))))
 ENVS = 6

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
 from shoal.render.renderer import Renderer, heading
 from shoal.scene.load import load_scene
 from shoal.scene.memory import SceneMemory

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from shoal.cli import main
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
 from shoal.render.renderer import Renderer
 from shoal.render.sheet import draw_sheet, parse_size, save_sheet
 from shoal.render.viewpoints import find_viewpoints

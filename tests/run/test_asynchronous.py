@@ -10,13 +10,13 @@ import torch
 
 import shoal
 from shoal.cli import main
-from shoal.errors import ShoalError
-from shoal.run.asynchronous import AsyncTrainer, Handover
-from shoal.run.config import make_job
-from shoal.run.memory import estimate
-from shoal.run.shared import SharedTrainer
-from shoal.run.train import load_run
-from shoal.run.trainer import Trainer
+from shoal.core.errors import ShoalError
+from shoal.runs.jobs import make_job
+from shoal.runs.run import load_run
+from shoal.training.a3c import SharedTrainer
+from shoal.training.asynchronous import AsyncTrainer, Handover
+from shoal.training.memory_estimate import estimate
+from shoal.training.trainer import Trainer
 from tests.run.test_q_learning import state_of
 from tests.run.test_runs import assert_same
 

@@ -10,9 +10,9 @@ import warp as wp
 from shoal import core
 from shoal.cli import main
 from shoal.core import Box, Discrete, Field, Group, KernelWorld
-from shoal.errors import ShoalError
-from shoal.run.check import CheckConfig, Copy, Walk, check_world
-from shoal.run.check_debug import check_indices
+from shoal.core.errors import ShoalError
+from shoal.tools.check import CheckConfig, Copy, Walk, check_world
+from shoal.tools.check_debug import check_indices
 
 ROOT = Path(__file__).parents[2]
 

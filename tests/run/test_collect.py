@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from shoal.algos.a2c import A2C, A2CConfig
 from shoal.core import Box, Group, KernelWorld, MultiDiscrete
 from shoal.core.wrappers import ActionRepeat, FrameStack, KeepAs, TimeLimit, TransformObservation
-from shoal.learn import A2C, A2CConfig
 from shoal.policy import ActorCritic, mlp_torso
-from shoal.run.collect import Collector
-from shoal.run.evaluate import Player
+from shoal.runs.evaluation import Player
+from shoal.training.collector import Collector
 from tests.core.test_groups import Meadow
 from tests.core.test_kernel_world import Drift
 from tests.helpers import Counting, CountingTwin, play_twins, play_world

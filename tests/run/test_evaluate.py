@@ -8,9 +8,9 @@ import torch
 
 import shoal
 from shoal.cli import main
+from shoal.core.errors import ShoalError
 from shoal.core.wrappers import FrameStack, TimeLimit
-from shoal.errors import ShoalError
-from shoal.run.evaluate import SCENES_SHOWN, Evaluation, Score, _evaluation, confidence, student
+from shoal.runs.evaluation import SCENES_SHOWN, Evaluation, Score, _evaluation, confidence, student
 from tests.helpers import Counting
 
 SMALL = dict(num_envs=16, rollout=8, eval_episodes=2, quiet=True, device="cpu", log_every=0.0)

@@ -14,13 +14,13 @@ import pytest
 
 import shoal
 from shoal.cli import main
-from shoal.errors import ShoalError
-from shoal.run import checkpoint
-from shoal.run.checkpoint import POLICY, load_checkpoint, load_latest
-from shoal.run.config import load_job
-from shoal.run.folder import RunFolder
-from shoal.run.metrics import EventFile
-from shoal.run.trainer import Trainer
+from shoal.core.errors import ShoalError
+from shoal.runs import checkpoint
+from shoal.runs.checkpoint import POLICY, load_checkpoint, load_latest
+from shoal.runs.config_file import load_job
+from shoal.runs.folder import RunFolder
+from shoal.runs.metrics import EventFile
+from shoal.training.trainer import Trainer
 from tests.damage import DAMAGES, replace_by
 
 FLAGS = "--num-envs 8 --rollout 8 --device cpu --quiet"

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 import shoal
-from shoal.errors import ShoalError
-from shoal.run.checkpoint import load_checkpoint
-from shoal.run.config import make_job
-from shoal.run.evaluate import RandomPolicy
-from shoal.run.memory import estimate
-from shoal.run.train import load_run
-from shoal.run.trainer import Trainer
+from shoal.core.errors import ShoalError
+from shoal.runs.checkpoint import load_checkpoint
+from shoal.runs.evaluation import RandomPolicy
+from shoal.runs.jobs import make_job
+from shoal.runs.run import load_run
+from shoal.training.memory_estimate import estimate
+from shoal.training.trainer import Trainer
 
 GRID = dict(world_config=dict(size=4, max_steps=8, random_start=True), num_envs=8, rollout=8, device="cpu", hidden=(8,))
 SQUARE = dict(
@@ -224,16 +224,19 @@ def test_memory_of_what_is_carried_is_told_to_the_byte(algo, changes):
 
 
 def test_the_most_envs_that_fit(monkeypatch):
-    monkeypatch.setattr("shoal.run.memory.free_memory", lambda device: 10**9)
+    monkeypatch.setattr("shoal.training.memory_estimate.free_memory", lambda device: 10**9)
     made = job(num_envs="auto", minibatches=3, algo="ppo", total_steps=1e12)
     told = estimate(made, 10**9)
     assert made.train.num_envs % 3 == 0
     assert 0.9 * told.fits <= made.train.num_envs <= told.fits
-    for total_steps, most in ((1e12, told.fits), (100_000, 100_000 // 32), (10, 3)):
-        few = job(num_envs="auto", minibatches=3, algo="ppo", total_steps=total_steps, rollout=32)
-        assert few.train.num_envs % 3 == 0
-        assert 3 <= few.train.num_envs <= most
-    monkeypatch.setattr("shoal.run.memory.free_memory", lambda device: 10**4)
+    full = job(num_envs="auto", minibatches=3, algo="ppo", total_steps=1e12, rollout=32).train.steps_per_iteration
+    for total_steps in (10, 20_000, 100_000, full - 1, full, full + 1, 3 * full + 5, 1e12):
+        few = job(num_envs="auto", minibatches=3, algo="ppo", total_steps=total_steps, rollout=32).train
+        assert few.num_envs % 3 == 0
+        assert few.steps_per_iteration <= full
+        assert few.iterations == -(-total_steps // full)  # no more than with all envs that fit
+        assert few.iterations * few.steps_per_iteration <= max(96, 1.26 * total_steps)
+    monkeypatch.setattr("shoal.training.memory_estimate.free_memory", lambda device: 10**4)
     with pytest.raises(ShoalError, match="Not one env"):
         job(num_envs="auto")
 

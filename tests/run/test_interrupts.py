@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from shoal.run import interrupts
-from shoal.run.checkpoint import load_checkpoint
-from shoal.run.folder import RunFolder
+from shoal.runs import interrupts
+from shoal.runs.checkpoint import load_checkpoint
+from shoal.runs.folder import RunFolder
 from tests.commands import start, wait_until
 
 STUCK = Path(__file__).parent / "stuck.py"

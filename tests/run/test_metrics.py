@@ -5,10 +5,10 @@ import warnings
 
 import pytest
 
-from shoal.errors import FileError
-from shoal.run import files
-from shoal.run.folder import ROWS
-from shoal.run.metrics import MetricsWriter, append_row, read_rows, trim_rows
+from shoal.core.errors import FileError
+from shoal.runs import files
+from shoal.runs.folder import ROWS
+from shoal.runs.metrics import MetricsWriter, append_row, read_rows, trim_rows
 from shoal.view.plot import plot_runs
 
 METRICS, SCORES = "metrics.jsonl", "eval.jsonl"

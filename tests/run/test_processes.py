@@ -19,14 +19,16 @@ import torch
 import torch.multiprocessing as multiprocessing
 
 import shoal
-from shoal.errors import ShoalError
-from shoal.learn import policy_gradient
-from shoal.run import processes as processes_module
-from shoal.run.checkpoint import load_checkpoint
-from shoal.run.config import make_job
-from shoal.run.folder import RunFolder
-from shoal.run.processes import LOOPBACK, LOST, RESTARTS, Processes, find_place, first_host, joined
-from shoal.run.trainer import Trainer
+from shoal.algos import policy_gradient
+from shoal.core.errors import ShoalError
+from shoal.core.launch_info import find_place, first_host
+from shoal.runs.checkpoint import load_checkpoint
+from shoal.runs.folder import RunFolder
+from shoal.runs.jobs import make_job
+from shoal.runs.launching import LOOPBACK, LOST, RESTARTS
+from shoal.training import processes as processes_module
+from shoal.training.processes import Processes, joined
+from shoal.training.trainer import Trainer
 
 ENVS, ROLLOUT = 16, 8
 STEPS = ENVS * ROLLOUT

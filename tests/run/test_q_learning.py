@@ -7,13 +7,13 @@ import torch
 
 import shoal
 from shoal.cli import main
-from shoal.errors import ShoalError
-from shoal.run.checkpoint import load_checkpoint
-from shoal.run.config import make_job
-from shoal.run.folder import RunFolder
-from shoal.run.memory import estimate
-from shoal.run.train import load_run
-from shoal.run.trainer import Trainer
+from shoal.core.errors import ShoalError
+from shoal.runs.checkpoint import load_checkpoint
+from shoal.runs.folder import RunFolder
+from shoal.runs.jobs import make_job
+from shoal.runs.run import load_run
+from shoal.training.memory_estimate import estimate
+from shoal.training.trainer import Trainer
 from tests.run.test_runs import assert_same
 
 SMALL = dict(num_envs=8, rollout=4, eval_episodes=4, quiet=True, device="cpu", log_every=0.0)

@@ -6,11 +6,11 @@ import torch
 import shoal
 from shoal.cli import main
 from shoal.learn.replay import Replay
-from shoal.run.config import make_job, parse_job
-from shoal.run.evaluate import evaluate
-from shoal.run.memory import estimate
-from shoal.run.train import load_run
-from shoal.run.trainer import Trainer
+from shoal.runs.evaluation import evaluate
+from shoal.runs.jobs import make_job, parse_job
+from shoal.runs.run import load_run
+from shoal.training.memory_estimate import estimate
+from shoal.training.trainer import Trainer
 from tests.learn.test_recurrent import RECALL
 from tests.run.test_q_learning import state_of
 from tests.run.test_runs import assert_same

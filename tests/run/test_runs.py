@@ -4,18 +4,20 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 import torch
 
 import shoal
-from shoal.errors import ShoalError
-from shoal.run.build import make_world
-from shoal.run.checkpoint import load_checkpoint
-from shoal.run.config import make_job
-from shoal.run.train import load_run
-from shoal.run.trainer import Trainer
-from shoal.worlds import world_class
+from shoal.algos.registry import LEARNERS
+from shoal.core.errors import ShoalError
+from shoal.core.world_loading import world_class
+from shoal.runs.checkpoint import load_checkpoint
+from shoal.runs.jobs import make_job
+from shoal.runs.run import load_run
+from shoal.training.build import make_world
+from shoal.training.trainer import Trainer
 
 ROOT = Path(__file__).parents[2]
 SMALL = dict(num_envs=32, rollout=8, eval_episodes=4, quiet=True, device="cpu", log_every=0.0)
@@ -23,7 +25,7 @@ STEPS = 32 * 8
 
 
 def state_of(path):
-    return load_checkpoint(shoal.run.train.RunFolder(path).pick("last"), "cpu").state
+    return load_checkpoint(shoal.runs.folder.RunFolder(path).pick("last"), "cpu").state
 
 
 def assert_same(a, b):
@@ -165,12 +167,14 @@ def test_time_limit_reserves_room_for_every_truncation():
         (dict(hidden=64), "list of values"),
         (dict(gamma="0.9"), "finite number"),
         (dict(lr=float("inf")), "finite number"),
+        (dict(log_std=-1e31), "--log-std must be within 1e\\+30"),
         (dict(log_std=float("nan")), "finite number"),
         (dict(seed=2**31), "seed must be between"),
         (dict(seed=2**63), "seed must be within"),
         (dict(target_kl=-1.0), "target-kl must be above 0"),
         (dict(checkpoint_every=-5), "checkpoint-every must be at least 1"),
         (dict(epochs=2.5), "whole number"),
+        (dict(algo="a3c", actors=10**6), "--actors must be from 1 to 4096"),
         (dict(activation="foo"), "There is no choice for --activation"),
         (dict(compile="maybe"), "There is no choice for --compile"),
         (dict(world_config=dict(force="strong")), "finite number"),
@@ -182,6 +186,33 @@ def test_bad_settings_from_python_are_named(settings, answer, tmp_path):
     with pytest.raises(ShoalError, match=answer):
         shoal.train("cartpole", **{**SMALL, "total_steps": STEPS, **settings}, run_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+SMALLEST = dict(num_envs=8, rollout=8, total_steps=256, hidden=(8,), device="cpu", asynchronous=False)
+REPLAY = dict(replay_size=512, batch_size=16, learning_starts=32, replay_ratio=0.5)
+EDGES = {float: (1e308, 1e30, 1e-320, -1e30), int: (2**31, 2**62)}
+ENDLESS = ("replay_ratio",)
+"""Nothing overflows, but a rollout has updates without end."""
+
+
+@pytest.mark.parametrize("algo", ["ppo", "impala", "rainbow", "sac"])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_numbers_of_a_learner_at_the_edge_are_refused_or_overflow_nowhere(algo):
+    world = "pendulum" if algo == "sac" else "cartpole"
+    given = SMALLEST | (REPLAY if algo in ("rainbow", "sac") else {})
+    refused = tried = 0
+    for name, hint in get_type_hints(LEARNERS[algo][0]).items():
+        for kind, values in EDGES.items():
+            for value in values if hint in (kind, kind | None) and name not in ENDLESS else ():
+                tried += 1
+                try:
+                    trainer = Trainer(make_job(world, algo=algo, **(given | {name: value})))
+                except ShoalError:
+                    refused += 1
+                    continue
+                for _ in range(2):
+                    trainer.iterate()
+    assert refused > tried // 3
 
 
 def test_whole_numbers_are_not_rounded():

@@ -13,10 +13,13 @@ from pathlib import Path
 import pytest
 
 import shoal
-from shoal.errors import ShoalError
-from shoal.run.config import load_job, make_job
-from shoal.run.trust import key_path
-from shoal.worlds import HOST_KINDS, WORLDS, load_object
+from shoal.config.counts import AUTO
+from shoal.core.errors import ShoalError
+from shoal.core.registry import HOST_KINDS, WORLDS
+from shoal.core.user_files import load_object
+from shoal.runs.config_file import load_job
+from shoal.runs.jobs import make_job
+from shoal.runs.trust import key_path
 from tests.damage import places_of
 
 SMALL = dict(num_envs=8, rollout=8, total_steps=64, eval_episodes=0, quiet=True, device="cpu")
@@ -78,8 +81,8 @@ def own(tmp_path):
 def _forget(file: Path) -> None:
     """As in a new process: what this one has executed is not known."""
     load_object.cache_clear()
-    shoal.worlds.world_class.cache_clear()
-    shoal.worlds._EXECUTED.clear()
+    shoal.core.world_loading.world_class.cache_clear()
+    shoal.core.user_files._EXECUTED.clear()
     (file.parent / "executed").unlink(missing_ok=True)
 
 
@@ -223,7 +226,7 @@ def test_without_a_key_a_run_trains_with_a_warning_and_opens_with_trust(tmp_path
 def test_bundled_worlds_and_installed_environments_need_no_code(plain):
     assert json.loads((plain / "config.json").read_text())["code"] == []
     for world in [*WORLDS, "gym:CartPole-v1", "ale:pong", "zoo:sisl.pursuit_v5", "zoo:pettingzoo.sisl.pursuit_v5"]:
-        assert shoal.run.trust.needed_code(world, ["auto", "mlp"]) == {}
+        assert shoal.runs.trust.needed_code(world, ["auto", "mlp"]) == {}
     assert set(HOST_KINDS) == {"gym", "ale", "zoo", "envpool"}, "a new kind: say in trust.py what it imports"
 
 
@@ -290,11 +293,49 @@ def test_a_config_that_is_none_is_refused_in_one_sentence(tmp_path, text):
         dict(action_repeat=10**9),
         dict(core_size=10**9),
         dict(num_envs=2**40),
+        dict(num_envs=AUTO),
+        dict(eval_episodes=2**61),
+        dict(threads=10**9),
+        dict(processes=10**9),
     ],
     ids=lambda value: textwrap.shorten(str(value), 40),
 )
 def test_sizes_that_cannot_be_are_refused(plain, tmp_path, train):
     shutil.copytree(plain, tmp_path / "run", symlinks=True)
     change(tmp_path / "run", train=train)
-    with pytest.raises(ShoalError, match=next(iter(train)).replace("_", "-")):
+    with pytest.raises(ShoalError, match=next(iter(train)).replace("_", "[-_]")):
         load_job(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("train", "says"),
+    [
+        (dict(device="meta"), "There is no device 'meta'"),
+        (dict(device="hpu"), "There is no device 'hpu'"),
+        (dict(device="cpu:7"), "There is no device 'cpu:7'"),
+        (dict(device="cuda:99"), r"config\.json: device cuda:99: "),
+        (dict(device="gpu"), "a GPU is called cuda"),
+        (dict(asynchronous=True, learn_device="meta"), "There is no device 'meta'"),
+        (dict(freeze=["cart"]), "nobody is left to learn"),
+        (dict(freeze=["nobody"]), "group to freeze"),
+        (dict(per_group=["nobody.lr=1"]), "group in --per-group"),
+        (dict(core="lstm", num_envs=3), "divide"),
+        (dict(cut_short=0.5), "--cut-short is for envs on the host"),
+    ],
+    ids=str,
+)
+def test_resume_checks_settings_as_train_does(plain, tmp_path, train, says):
+    shutil.copytree(plain, tmp_path / "run", symlinks=True)
+    change(tmp_path / "run", train=train)
+    before = (tmp_path / "run/config.json").read_text()
+    with pytest.raises(ShoalError, match=says):
+        shoal.resume(tmp_path / "run", total_steps=128)
+    assert (tmp_path / "run/config.json").read_text() == before
+
+
+def test_resume_decides_what_is_left_to_auto(plain, tmp_path):
+    shutil.copytree(plain, tmp_path / "run", symlinks=True)
+    change(tmp_path / "run", train=dict(device="auto", precision="auto", compile="auto"))
+    shoal.resume(tmp_path / "run", total_steps=128)
+    train = json.loads((tmp_path / "run/config.json").read_text())["train"]
+    assert "auto" not in (train["device"], train["precision"], train["compile"])

@@ -15,7 +15,7 @@ import shoal.scene.draft
 import shoal.scene.files
 import shoal.scene.gltf
 import shoal.scene.polygons
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
 from shoal.scene.load import load_scene
 from tests.scene.meshes import FACES, FOUR, SQUARE, Gltf, picture_bytes, square_glb
 

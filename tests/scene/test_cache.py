@@ -13,7 +13,7 @@ from PIL import Image
 
 import shoal.scene.sources
 from shoal.cli import main
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
 from shoal.scene.cache import DamagedError, cache_folder, cached, read_arrays, save_arrays, trim
 from shoal.scene.load import load_scene
 from shoal.scene.pack import pack_scene

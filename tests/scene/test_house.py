@@ -10,7 +10,7 @@ import pytest
 from embreex import rtcore_scene
 from embreex.mesh_construction import TriangleMesh
 
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
 from shoal.nav.ground import GroundMemory
 from shoal.nav.queries import Pathfinder
 from shoal.scene import SceneMemory

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
 from shoal.render.renderer import Renderer
 from shoal.scene.memory import SceneMemory
 from shoal.scene.pack import pack_scene

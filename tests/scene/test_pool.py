@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
 from shoal.nav.pointnav import PointNav
 from shoal.render.renderer import Renderer
 from shoal.scene.pool import SPARE_ROWS, ScenePool

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
 from shoal.nav.episodes import read_episodes
 from shoal.scene.files import Source
 from shoal.scene.load import content_key, load_scene

@@ -35,7 +35,7 @@ CELLS = {
     "ppo-2-processes": Cell("cartpole", "--algo ppo --processes 2", 300_000),
     "a2c": Cell("acrobot", "--algo a2c", 400_000),
     "a3c-1-actor": Cell("cartpole", "--algo a3c --actors 1", 200_000),
-    "a3c-3-actors": Cell("cartpole", "--algo a3c --actors 3", 200_000, equal=False),
+    "a3c-3-actors": Cell("cartpole", "--algo a3c --actors 3", 200_000, num_envs=48, equal=False),
     "appo-lag-0": Cell("cartpole", "--algo appo --max-lag 0", 200_000),
     "appo-lag-2": Cell("cartpole", "--algo appo --max-lag 2", 200_000, equal=False),
     "impala-lag-0": Cell("cartpole", "--algo impala --max-lag 0", 200_000),

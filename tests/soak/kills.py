@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,11 +15,14 @@ from random import Random
 import torch
 from safetensors.torch import load_file
 
-from shoal.run.checkpoint import latest_steps
+from shoal.runs.checkpoint import latest_steps
 from tests.soak.cells import Cell
 
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """What kills: mostly without warning."""
+
+ATTEMPTS = 4
+"""How often a training is begun, if it ends before all of its kills."""
 
 PATIENCE = 600
 """Seconds for one process."""
@@ -58,8 +62,22 @@ def train_whole(cell: Cell, run: Path) -> float:
 
 
 def kill_and_resume(cell: Cell, whole: Path, seconds: float, run: Path, kills: int, rng: Random) -> Outcome:
-    """Train with kills at random moments of the `seconds` that a run takes, and resume until the end."""
+    """Train with kills at random moments of the `seconds` that a run takes, resume until the end, and compare.
+
+    A training that ends before all of its kills begins anew, with earlier ones.
+    """
     found = Outcome([])
+    for attempt in range(ATTEMPTS):
+        shutil.rmtree(run, ignore_errors=True)
+        if _train_with_kills(cell, seconds / 2**attempt, run, kills, rng, found):
+            _compare(cell, whole, run, found)
+        if found.problems or found.kills >= kills:
+            break
+    return found
+
+
+def _train_with_kills(cell: Cell, seconds: float, run: Path, kills: int, rng: Random, found: Outcome) -> bool:
+    """Train to the end, with the kills that are left; whether it came to the end."""
     while True:
         began = any((run / "checkpoints").glob("step_*"))
         command = ["resume", str(run)] if began else ["train", *cell.words(), "--run-dir", str(run)]
@@ -68,18 +86,16 @@ def kill_and_resume(cell: Cell, whole: Path, seconds: float, run: Path, kills: i
         if "Traceback" in said:
             found.problems.append(f"traceback after {command[0]}: {said[-1500:]}")
         if code == 0:
-            break
+            return True
         if number is None or code not in (-number, 128 + number):
             found.problems.append(f"exit code {code} of {command[0]} after signal {number}: {said[-500:]}")
-            return found
+            return False
         found.kills += 1
         if not any((run / "checkpoints").glob("step_*")):
             found.before_checkpoint += 1
             _refuses_to_resume(run, found)
         elif latest_steps(run / "checkpoints") >= cell.steps:  # killed after its last checkpoint
-            break
-    _compare(cell, whole, run, found)
-    return found
+            return True
 
 
 def _run(command: list[str], number: int | None, delay: float) -> tuple[int, str]:

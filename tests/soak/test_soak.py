@@ -6,7 +6,7 @@ from dataclasses import replace
 from random import Random
 
 import shoal
-from shoal.learn import LEARNERS
+from shoal.algos.registry import LEARNERS
 from tests.soak.cells import CELLS
 from tests.soak.kills import kill_and_resume, train_whole
 from tests.soak.leaks import Look, growth

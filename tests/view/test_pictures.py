@@ -11,14 +11,15 @@ from PIL import Image
 
 import shoal
 from shoal.core import Box, Discrete, Each, Field, Group, KernelWorld, Places, TimeLimit
-from shoal.errors import ShoalError
-from shoal.run.bench import bench_stepping, bench_training
-from shoal.run.config import make_job
-from shoal.view.canvas import Canvas
-from shoal.view.places import FLASH, GROUPS, TRAIL
+from shoal.core.errors import ShoalError
+from shoal.core.registry import KERNEL_WORLDS
+from shoal.core.world_loading import world_class
+from shoal.draw.canvas import Canvas
+from shoal.draw.layout import FLASH, GROUPS, TRAIL
+from shoal.runs.jobs import make_job
+from shoal.tools.bench import bench_stepping, bench_training
 from shoal.view.plot import plot_bench, plot_runs
 from shoal.view.video import SQUARE, contact_sheet, frames, record
-from shoal.worlds import KERNEL_WORLDS, world_class
 
 SMALL = dict(num_envs=16, rollout=8, eval_episodes=2, quiet=True, device="cpu", log_every=0.0)
 

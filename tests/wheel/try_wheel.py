@@ -13,7 +13,7 @@ from pathlib import Path
 
 import shoal
 from shoal.cli import main
-from shoal.extras import EXTRAS
+from shoal.core.extras import EXTRAS
 
 COMMAND = Path(sys.executable).with_name("shoal")
 

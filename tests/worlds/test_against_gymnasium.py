@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.worlds import world_class
+from shoal.core.world_loading import world_class
 
 N = 64
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import shoal
-from shoal.errors import ShoalError
-from shoal.view.canvas import Canvas
+from shoal.core.errors import ShoalError
+from shoal.draw.canvas import Canvas
 from shoal.worlds.pandemic import Pandemic
 from shoal.worlds.pandemic_data import MAP, PER_STATE, POPULATION
 

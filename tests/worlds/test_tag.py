@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.errors import ShoalError
+from shoal.core.errors import ShoalError
 from shoal.worlds.tag_continuous import TagContinuous
 from shoal.worlds.tag_grid import TagGrid
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from shoal.errors import ShoalError, unknown
+from shoal.core.errors import ShoalError, unknown
 from shoal.scene.house import decor, fixtures, furniture
 from shoal.scene.house.layout import furnish
 from shoal.scene.house.plan import Plan

@@ -1,0 +1,1 @@
+"""Algorithms, one file each. Nothing here knows a world."""

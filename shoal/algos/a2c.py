@@ -1,0 +1,79 @@
+"""A2C: one step down the policy gradient per rollout, over the whole batch (Mnih et al. 2016, synchronous).
+
+With V-trace, it is the learner of IMPALA (Espeholt et al. 2018).
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from shoal.algos.policy_gradient import PolicyGradient, PolicyGradientConfig
+from shoal.core.errors import ShoalError, require
+from shoal.core.settings import MOST_THREADS
+from shoal.learn import losses
+
+
+@dataclass(frozen=True)
+class A2CConfig(PolicyGradientConfig):
+    """Settings of A2C."""
+
+    lr: float = 1e-3
+    """Learning rate; with --lr-scale, of batches of --lr-batch samples."""
+    entropy: float = 0.01
+    """Weight of the entropy bonus."""
+
+
+@dataclass(frozen=True)
+class IMPALAConfig(A2CConfig):
+    """Settings of IMPALA: A2C that learns from rollouts of policies a little older than its own."""
+
+    vtrace: bool = True
+    """Correct advantages and targets by V-trace for what the policy has learnt since it acted."""
+
+    like: ClassVar[str] = "a2c"
+    run: ClassVar[dict[str, Any]] = dict(asynchronous=True)
+
+
+@dataclass(frozen=True)
+class A3CConfig(A2CConfig):
+    """Settings of A3C: A2C by several actor-learners that share parameters and wait for nobody."""
+
+    actors: int = 4
+    """Actor-learners, each with its share of the envs."""
+
+    like: ClassVar[str] = "a2c"
+
+    def __post_init__(self):
+        super().__post_init__()
+        require("actors", self.actors, 1 <= self.actors <= MOST_THREADS, f"from 1 to {MOST_THREADS}")
+
+    def check_rollout(self, steps: int, lanes: int, core: bool) -> None:
+        if lanes % self.actors:
+            raise ShoalError(
+                f"{lanes} envs x agents cannot be shared out evenly to {self.actors} actors; change --num-envs or "
+                "--actors."
+            )
+
+    def check_processes(self, steps: int, lanes: int, core: bool, processes: int) -> None:
+        if processes > 1:
+            raise ShoalError("A3C's actors share the memory of one process; use --actors, not --processes or --gpus.")
+
+
+class A2C(PolicyGradient):
+    """Advantage actor-critic."""
+
+    metric_names = ("loss", "policy_gradient_loss", "value_loss", "entropy_loss")
+
+    def _terms(self, batch, log_prob, value, weight):
+        advantage = batch.advantage
+        if self.config.vtrace:
+            ratio = torch.exp(log_prob.detach() - batch.log_prob)
+            advantage = ratio.clamp(max=self.config.rho_clip) * advantage
+        return dict(
+            policy_gradient_loss=losses.policy_gradient_loss(log_prob, advantage, weight),
+            value_loss=losses.value_loss(value, batch.target, weight),
+        )
+
+    def _learn(self) -> None:
+        self._descend(*self._gradient(None, *self._totals([None])), torch.ones((), device=self.device))

@@ -1,0 +1,129 @@
+"""PPO: several epochs of mini-batches over one rollout, with a clipped ratio (Schulman et al. 2017)."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from shoal.algos.policy_gradient import PolicyGradient, PolicyGradientConfig
+from shoal.core.errors import ShoalError, require
+from shoal.learn import losses
+from shoal.learn.shuffle import order_plan
+
+OTHER_PROCESS = 0x2545F491
+"""From the seed of one process's shuffles to the next one's."""
+
+
+MOST_EPOCHS = 1000
+"""Each epoch has a launch of its own that orders its samples."""
+
+
+@dataclass(frozen=True)
+class PPOConfig(PolicyGradientConfig):
+    """Settings of PPO."""
+
+    epochs: int = 4
+    """Passes over each rollout."""
+    minibatches: int = 4
+    """Mini-batches per pass; the rollout's samples (with a core: envs times agents) must divide evenly."""
+    clip: float = 0.2
+    """How far the ratio of new to old probability may move."""
+    clip_value: float | None = None
+    """How far the value may move from its old one (none: no limit)."""
+    target_kl: float | None = None
+    """Stop learning from a rollout once the KL divergence from the old policy exceeds this (none: never)."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        require("epochs", self.epochs, 1 <= self.epochs <= MOST_EPOCHS, f"from 1 to {MOST_EPOCHS}")
+        require("minibatches", self.minibatches, self.minibatches >= 1, "at least 1")
+        require("clip", self.clip, self.clip > 0, "above 0")
+        for name, value in (("clip-value", self.clip_value), ("target-kl", self.target_kl)):
+            require(name, value, value is None or value > 0, "above 0")
+
+    def batch(self, samples: int) -> int:
+        return samples // self.minibatches
+
+    def check_rollout(self, steps: int, lanes: int, core: bool) -> None:
+        if core and lanes % self.minibatches:
+            raise ShoalError(
+                f"A policy with a core learns from whole sequences, but {lanes} of them (num-envs x agents) do not "
+                f"divide into {self.minibatches} mini-batches; change --num-envs or --minibatches."
+            )
+        if steps * lanes % self.minibatches:
+            raise ShoalError(
+                f"A rollout of {steps * lanes} samples (num-envs x agents x rollout) does not divide into "
+                f"{self.minibatches} mini-batches; change --num-envs, --rollout or --minibatches."
+            )
+
+    def check_processes(self, steps: int, lanes: int, core: bool, processes: int) -> None:
+        units = lanes if core else steps * lanes
+        if units % self.minibatches:
+            what = "sequences" if core else "samples"
+            raise ShoalError(
+                f"Each of {processes} processes has {units} {what} of a rollout, which do not divide into "
+                f"{self.minibatches} mini-batches; change --num-envs, --minibatches or the number of processes."
+            )
+
+
+@dataclass(frozen=True)
+class APPOConfig(PPOConfig):
+    """Settings of APPO: PPO that learns from rollouts of policies a little older than its own."""
+
+    epochs: int = 1
+    """Passes over each rollout."""
+    vtrace: bool = True
+    """Correct advantages and targets by V-trace for what the policy has learnt since it acted."""
+
+    like: ClassVar[str] = "ppo"
+    run: ClassVar[dict[str, Any]] = dict(asynchronous=True)
+
+
+class PPO(PolicyGradient):
+    """Proximal policy optimisation."""
+
+    metric_names = ("loss", "policy_gradient_loss", "value_loss", "entropy_loss", "approx_kl", "clip_fraction")
+    config: PPOConfig
+
+    def __init__(self, policy, rollout, config: PPOConfig, seed: int = 0, compiled: bool = False, bf16: bool = False):
+        super().__init__(policy, rollout, config, seed, compiled, bf16)
+        self.order = torch.zeros(self.units, dtype=torch.int32, device=self.device)
+        # Each process shuffles its own samples.
+        own = seed + OTHER_PROCESS * self.reducer.rank
+        self._shuffles = [order_plan(self.order, own, epoch, self.updates) for epoch in range(config.epochs)]
+
+    def _terms(self, batch, log_prob, value, weight):
+        c = self.config
+        if c.clip_value is None:
+            value_loss = losses.value_loss(value, batch.target, weight)
+        else:
+            value_loss = losses.clipped_value_loss(value, batch.value, batch.target, c.clip_value, weight)
+        with torch.no_grad():
+            kl = losses.approximate_kl(log_prob, batch.log_prob, weight)
+            clipped = losses.clip_fraction(log_prob, batch.log_prob, c.clip, weight)
+        return dict(
+            policy_gradient_loss=losses.clipped_policy_loss(log_prob, batch.log_prob, batch.advantage, c.clip, weight),
+            value_loss=value_loss,
+            approx_kl=kl,
+            clip_fraction=clipped,
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + self.order.nbytes
+
+    def _learn(self) -> None:
+        go = torch.ones((), device=self.device)
+        size = self.order.shape[0] // self.config.minibatches
+        for shuffle in self._shuffles:
+            shuffle()
+            picks = self.order.split(size)
+            for pick, whole in zip(picks, self._totals(picks), strict=True):
+                found, gradient = self._gradient(pick, whole)
+                if self.config.target_kl is not None:
+                    # A flag on the device instead of a branch: the steps that follow change nothing.
+                    # One that is not a number goes on to the check of the gradient, which notices it.
+                    kl = found["approx_kl"].clone()
+                    self.reducer.average(kl)
+                    go = torch.where(kl > self.config.target_kl, 0.0, go)
+                self._descend(found, gradient, go)

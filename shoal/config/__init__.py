@@ -1,0 +1,1 @@
+"""Settings: their schema, presets of worlds, and the command line."""

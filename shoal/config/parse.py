@@ -1,0 +1,96 @@
+"""The command line of `shoal train` as a job: flags over the presets of the world, the algorithm and the device."""
+
+from dataclasses import field, fields, make_dataclass, replace
+from typing import Any, get_args, get_type_hints
+
+import tyro
+
+from shoal.algos.registry import LEARNERS
+from shoal.config.job import Job
+from shoal.config.resolve import merge_group_settings, resolve, starting_point
+from shoal.config.schema import TrainConfig
+from shoal.core.user_code import UserCode
+from shoal.core.user_files import full_path
+from shoal.core.world_loading import world_class
+
+
+def job_from_flags(world: str, arguments: list[str], command: str = "shoal train") -> Job:
+    """A job from the command line: flags over the tuned settings of the world, the learner and the device."""
+    with UserCode(f"The settings of {world} cannot be read", world_class(world).Config, (SystemExit,)):
+        return _parsed(world, arguments, command)
+
+
+def _parsed(world: str, arguments: list[str], command: str) -> Job:
+    cls = world_class(world)
+    early = _early(arguments, ("--algo", "--device"))
+    start = starting_point(cls, early.get("--algo", "ppo"), early.get("--device", "auto"))
+    algo, device, run, learn, sizes = start
+    learn_class = LEARNERS[algo][0]
+    arguments = _spelled_out(
+        arguments, cls.Config, {f.name for kind in (TrainConfig, learn_class) for f in fields(kind)}
+    )
+    arguments = _with_none(arguments, [TrainConfig, learn_class])
+    options = make_dataclass(
+        "Options",
+        [
+            ("train", tyro.conf.OmitArgPrefixes[TrainConfig], field(default=TrainConfig(**{**run, "algo": algo}))),
+            ("learn", tyro.conf.OmitArgPrefixes[learn_class], field(default=learn_class(**learn))),
+            ("world", cls.Config, field(default=cls.Config(**sizes))),
+        ],
+        frozen=True,
+    )
+    parsed = tyro.cli(
+        options,
+        prog=f"{command} {world}",
+        description=f"Train {algo.upper()} on {world}. Defaults are the ones tuned for this world on this device. "
+        "--world.NAME may be written --NAME where nothing else has that name.",
+        args=arguments,
+    )
+    given = [word.partition("=")[0].removeprefix("--").replace("-", "_") for word in arguments if word[:2] == "--"]
+    shipped = run.get("per_group", ())
+    chosen = () if parsed.train.per_group == shipped else parsed.train.per_group
+    train = replace(parsed.train, per_group=merge_group_settings(shipped, chosen, given))
+    return resolve(Job(full_path(world), train, parsed.learn, parsed.world), device)
+
+
+def _with_none(arguments: list[str], kinds: list[Any]) -> list[str]:
+    """`--huber none` means None, where a setting can be that and not the word."""
+    hints = {name: hint for kind in kinds for name, hint in get_type_hints(kind).items()}
+    flags = {f"--{name.replace('_', '-')}" for name, hint in hints.items() if type(None) in get_args(hint)}
+    found: list[str] = []
+    for word in arguments:
+        name, _, value = word.partition("=")
+        if word.lower() == "none" and found and found[-1] in flags:
+            word = "None"
+        elif value.lower() == "none" and name in flags:
+            word = f"{name}=None"
+        found.append(word)
+    return found
+
+
+def _is_bare(hint: Any) -> bool:
+    """Whether a setting of a world is a flag without the prefix already."""
+    return any(getattr(note, "prefix_name", None) is False for note in getattr(hint, "__metadata__", ()))
+
+
+def _spelled_out(arguments: list[str], world_config: Any, taken: set[str]) -> list[str]:
+    """`--scenes` as `--world.scenes`: settings of the world need no prefix where nothing else has their name."""
+    hints = get_type_hints(world_config, include_extras=True)
+    bare = {name for name, hint in hints.items() if _is_bare(hint)}
+    own = {f.name.replace("_", "-") for f in fields(world_config) if f.name not in taken | bare}
+    words = []
+    for word in arguments:
+        name = word.partition("=")[0].removeprefix("--").replace("_", "-")
+        ours = word.startswith("--") and (name in own or name.removeprefix("no-") in own)
+        words.append(f"--world.{word[2:]}" if ours else word)
+    return words
+
+
+def _early(arguments: list[str], flags: tuple[str, ...]) -> dict[str, str]:
+    """Flags that decide which others there are, read before the rest."""
+    found = {}
+    for i, word in enumerate(arguments):
+        flag, equals, value = word.partition("=")
+        if flag in flags:
+            found[flag] = value if equals else (arguments[i + 1] if i + 1 < len(arguments) else "")
+    return found

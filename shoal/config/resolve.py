@@ -1,0 +1,168 @@
+"""From settings to a job with nothing left open: presets of the world, then what the user says."""
+
+import os
+import shutil
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+
+from shoal.algos.registry import LEARNERS, check_group
+from shoal.config.counts import AUTO, to_count
+from shoal.config.job import Job
+from shoal.config.schema import TrainConfig
+from shoal.core.errors import ShoalError, unknown
+from shoal.core.launch_info import find_place
+from shoal.core.machine import pick_device
+from shoal.core.settings import make_settings
+from shoal.core.user_files import full_path
+from shoal.core.world_loading import world_class
+
+COMPILE_FROM_STEPS = 20_000_000
+"""Length of a CPU run from which compiling (20 s) pays."""
+
+
+def job_from_settings(world: str, **overrides: Any) -> Job:
+    """A job from Python: names of the run, of the learner, or `world_config=dict(...)`, over the tuned settings."""
+    cls = world_class(world)
+    world_overrides = overrides.pop("world_config", {})
+    start = starting_point(cls, overrides.get("algo", "ppo"), overrides.get("device", "auto"))
+    algo, device, run, learn, sizes = start
+    shipped = run.get("per_group", ())
+    run_names = {f.name for f in fields(TrainConfig)}
+    learn_names = {f.name for f in fields(LEARNERS[algo][0])}
+    world_names = {f.name for f in fields(cls.Config)}
+    for key, value in overrides.items():
+        if key == "num_envs" and value == "auto":
+            value = AUTO
+        elif key in ("total_steps", "num_envs", "rollout", "checkpoint_every") and value is not None:
+            value = to_count(key, value)
+        if key in ("per_group", "freeze", "load") and isinstance(value, str):
+            value = (value,)
+        if key in run_names:
+            run[key] = value
+        elif key in learn_names:
+            learn[key] = value
+        elif key in world_names:
+            raise ShoalError(f"{key} is a setting of the world: give it as world_config=dict({key}={value!r}).")
+        else:
+            raise unknown("setting", key, run_names | learn_names)
+    for key in world_overrides:
+        if key not in world_names:
+            raise unknown(f"setting of {world}", key, world_names)
+    chosen = run["per_group"] if "per_group" in overrides else ()
+    run["per_group"] = merge_group_settings(shipped, chosen, overrides)
+    world_config = make_settings(cls.Config, {**sizes, **world_overrides}, "world.")
+    return resolve(Job(full_path(world), TrainConfig(**run), LEARNERS[algo][0](**learn), world_config), device)
+
+
+def tuned(world: Any, algo: str, device: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """The tuned settings that a world ships, split into the run's, the learner's and the world's own (`world`).
+
+    Sections, each over the one before: common, the kind of device (cpu, gpu), the learner (ppo), both (ppo_cpu). What
+    a learner needs of every run goes over the first two, which are not about it; and one that is like another has that
+    one's settings before its own.
+    """
+    kind = "gpu" if device.startswith("cuda") else "cpu"
+    found: dict[str, Any] = {}
+    learner = LEARNERS[algo][0]
+    own = [section for name in (learner.like, algo) if name for section in (name, f"{name}_{kind}")]
+    for section in ("common", kind, learner.run, *own):
+        found.update(world.settings.get(section, {}) if isinstance(section, str) else section)
+    run_names = {f.name for f in fields(TrainConfig)}
+    learn_names = {f.name for f in fields(learner)}
+    run = {k: v for k, v in found.items() if k in run_names}
+    learn = {k: v for k, v in found.items() if k in learn_names}
+    return run, learn, found.get("world", {})
+
+
+def starting_point(world: Any, algo: str, device: str) -> tuple[str, str, dict[str, Any], dict[str, Any], Any]:
+    """Learner and device, checked, and the settings tuned for them: what other settings go over."""
+    if algo not in LEARNERS:
+        raise unknown("algorithm", algo, LEARNERS)
+    device = pick_device(device)
+    return algo, device, *tuned(world, algo, device)
+
+
+def merge_group_settings(shipped: tuple[str, ...], chosen: tuple[str, ...], given: Any) -> tuple[str, ...]:
+    """A world's settings of single groups, less those that the user has set for all groups, then the user's own."""
+    left = [entry for entry in shipped if entry.partition("=")[0].rpartition(".")[2] not in given]
+    return (*left, *(entry for entry in chosen if entry not in left))
+
+
+def resolve(job: Job, device: str) -> Job:
+    """With every "auto" decided, so that a resumed run computes as it did before.
+
+    Compiled: always on a GPU; on a CPU only long runs, and only where there is a C++ compiler.
+    """
+    config = settle_processes(replace(job.train, device=device))
+    gpu = device.startswith("cuda")
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    compile_it = gpu or (compiler is not None and config.total_steps >= COMPILE_FROM_STEPS)
+    if config.learn_device is not None:
+        pick_device(config.learn_device, "--learn-device")
+    settled = replace(
+        config,
+        device=device,
+        compile=config.compile if config.compile != "auto" else "on" if compile_it else "off",
+        policy=full_path(config.policy),
+        precision=config.precision if config.precision != "auto" else "bf16" if gpu else "fp32",
+    )
+    return replace(job, train=settled)
+
+
+def settle_processes(config: TrainConfig) -> TrainConfig:
+    """The number of processes that is meant, checked: those that a launcher has started, or those to start."""
+    place = find_place()
+    count = config.processes
+    if place is not None:
+        count = place.size
+    elif config.gpus is not None:
+        there = torch.cuda.device_count()
+        if count not in (1, config.gpus):
+            raise ShoalError(f"Give --gpus {config.gpus} or --processes {count}, not both: a GPU has one process.")
+        if not config.device.startswith("cuda") or there < config.gpus:
+            raise ShoalError(
+                f"--gpus {config.gpus}: torch sees {there} GPU(s) here, and the device is {config.device}; use "
+                "--processes to share one, or CPU cores."
+            )
+        count = config.gpus
+    if config.num_envs == AUTO:
+        if count > 1:
+            raise ShoalError(f"--num-envs auto is for a single process; give a number of envs for all {count} of them.")
+    elif config.num_envs % count:
+        raise ShoalError(
+            f"{config.num_envs} envs cannot be shared out evenly to {count} processes; have a multiple of {count} "
+            f"envs, or a number of processes that divides {config.num_envs}."
+        )
+    return replace(config, processes=count)
+
+
+def check_groups(job: Job) -> None:
+    """Refuse a job whose groups are not there or do not fit their settings."""
+    names = list(job.teams())
+    if job.train.one_policy:
+        _require_same_spaces(job)
+    for name in job.train.freeze:
+        if name not in names:
+            raise unknown("group to freeze:", name, names)
+    if set(job.train.freeze) == set(names):
+        raise ShoalError("--freeze names every group: nobody is left to learn.")
+    for name in job.overrides():
+        if name not in names:
+            raise unknown("group in --per-group:", name, names)
+    for name, groups in job.teams().items():
+        own = job.for_policy(name)
+        for group in groups:
+            check_group(own.learn, group)
+        own.learn.check_core(own.train.core != "none")
+
+
+def _require_same_spaces(job: Job) -> None:
+    first, *others = job.groups
+    for g in others:
+        if (g.observation, g.stack, g.action) != (first.observation, first.stack, first.action):
+            raise ShoalError(
+                f"--one-policy needs groups with the same spaces, but {first.name} has {first.stack} x "
+                f"{first.observation} and {first.action}, {g.name} has {g.stack} x {g.observation} and {g.action}."
+            )

@@ -1,0 +1,83 @@
+"""Which process of a run this is, as torchrun, SLURM or Shoal itself say in the environment."""
+
+import os
+import re
+import socket
+from dataclasses import dataclass
+
+from shoal.core.errors import ShoalError
+
+STORE = "SHOAL_STORE"
+"""Environment variable: the file by which processes that Shoal has started find one another."""
+
+FIRST_PORT, PORTS = 15_000, 20_000
+"""Where the processes of a SLURM job meet, by the job's number."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which process this is, as the launcher says."""
+
+    rank: int
+    size: int
+    local_rank: int
+    """Which one of this machine."""
+    local_size: int
+    launch: str
+    """What names this launch: the same after a restart."""
+    restarts: int
+    """How often all processes have been started again."""
+    bound: bool
+    """Whether the launcher has seen to which cores are whose."""
+    store: str | None = None
+    """The file by which the processes find one another, where Shoal has started them."""
+
+    def export(self) -> None:
+        """Put what torch wants to know into the environment, where the launcher has not done so."""
+        known = dict(RANK=self.rank, WORLD_SIZE=self.size, LOCAL_RANK=self.local_rank, LOCAL_WORLD_SIZE=self.local_size)
+        for name, value in known.items():
+            os.environ[name] = str(value)
+        if "MASTER_ADDR" not in os.environ:
+            os.environ["MASTER_ADDR"] = first_host(os.environ.get("SLURM_STEP_NODELIST", "localhost"))
+        if "MASTER_PORT" not in os.environ:
+            os.environ["MASTER_PORT"] = str(FIRST_PORT + int(os.environ.get("SLURM_JOB_ID", "0")) % PORTS)
+
+
+def find_place() -> Place | None:
+    """Where torchrun or SLURM has put this process; None if neither has started it."""
+    env = os.environ
+    if "RANK" in env and "WORLD_SIZE" in env:
+        if not (
+            env["RANK"].isdecimal() and env["WORLD_SIZE"].isdecimal() and int(env["RANK"]) < int(env["WORLD_SIZE"])
+        ):
+            raise ShoalError(
+                f"RANK must be a number below WORLD_SIZE, got {env['RANK']!r} and {env['WORLD_SIZE']!r}; unset both to "
+                "train alone."
+            )
+        rank, size = int(env["RANK"]), int(env["WORLD_SIZE"])
+        launch = env.get("TORCHELASTIC_RUN_ID", "none")
+        if launch == "none":  # torchrun's default; its process stays the same through restarts
+            launch = f"{socket.gethostname()}:{os.getppid()}"
+        restarts = int(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        local = int(env.get("LOCAL_RANK", "0")), int(env.get("LOCAL_WORLD_SIZE", "1"))
+        return Place(rank, size, *local, launch, restarts, "TORCHELASTIC_RUN_ID" not in env, env.get(STORE))
+    # Set by srun for its tasks, and not by sbatch or salloc for a single command.
+    if int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and "SLURM_PROCID" in env:
+        tasks = env.get("SLURM_STEP_TASKS_PER_NODE", "1")
+        local = int(env.get("SLURM_LOCALID", "0")), int(re.match(r"\d+", tasks)[0])  # type: ignore[index]
+        launch = f"slurm:{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
+        restarts = int(env.get("SLURM_RESTART_COUNT", "0"))
+        return Place(int(env["SLURM_PROCID"]), int(env["SLURM_STEP_NUM_TASKS"]), *local, launch, restarts, True)
+    return None
+
+
+def first_host(nodes: str) -> str:
+    """The first name of a list as SLURM writes it: gpu[003-006,9] begins with gpu003."""
+    found = re.match(r"([^,\[]+)(?:\[([^\],-]+))?", nodes)
+    return "localhost" if found is None else found[1] + (found[2] or "")
+
+
+def follows() -> bool:
+    """Whether this process leaves talking to another one."""
+    place = find_place()
+    return place is not None and place.rank > 0

@@ -1,0 +1,110 @@
+"""Lines, shapes and text in world coordinates."""
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageColor, ImageDraw, ImageFont
+
+from shoal.core.errors import unknown
+
+COLOURS = {
+    "paper": (250, 250, 247),
+    "ink": (38, 50, 72),
+    "grey": (168, 174, 184),
+    "orange": (230, 126, 52),
+    "green": (60, 150, 100),
+    "blue": (58, 118, 190),
+    "red": (200, 62, 58),
+}
+
+Point = tuple[float, float]
+
+Part = tuple[float, float, float, float]
+"""A part of a picture: left, top, right and bottom [pixels, from the top left]."""
+
+
+class Surface:
+    """A picture of one env. Lengths are the world's; `view` says which part of it is shown; y points up."""
+
+    sin = staticmethod(math.sin)
+    cos = staticmethod(math.cos)
+
+    def __init__(self, width: int = 320, height: int = 240, smooth: int = 2, memory: dict[str, Any] | None = None):
+        self.width, self.height, self.smooth = width, height, smooth
+        self.memory = {} if memory is None else memory
+        """What the pictures of one env remember from one to the next; a recording empties it with each episode."""
+        self.image = Image.new("RGB", (width * smooth, height * smooth), COLOURS["paper"])
+        self.draw = ImageDraw.Draw(self.image)
+        self.view(-1.0, 1.0, -1.0, 1.0)
+
+    def view(self, left: float, right: float, bottom: float, top: float, part: Part | None = None) -> None:
+        """Show this part of the world, as large as fits, in the middle of the picture or of a part of it."""
+        x0, y0, x1, y1 = self._pixels(part)
+        self.scale = min((x1 - x0) / (right - left), (y1 - y0) / (top - bottom))
+        x, y = (x0 + x1) / 2, (y0 + y1) / 2
+        self.origin = (x - self.scale * (left + right) / 2, y + self.scale * (bottom + top) / 2)
+
+    def _pixels(self, part: Part | None) -> Part:
+        """A part of the picture in pixels of the image that is drawn on."""
+        left, top, right, bottom = part or (0, 0, self.width, self.height)
+        return left * self.smooth, top * self.smooth, right * self.smooth, bottom * self.smooth
+
+    def at(self, point: Point) -> Point:
+        """Where a point of the world lies in the picture."""
+        return self.origin[0] + self.scale * point[0], self.origin[1] - self.scale * point[1]
+
+    def line(self, points: Sequence[Point], colour: str, width: float) -> None:
+        """A line through points."""
+        size = max(1, round(self.scale * width))
+        self.draw.line([self.at(p) for p in points], self.rgb(colour), size, joint="curve")
+
+    def polygon(self, points: Sequence[Point], colour: str) -> None:
+        """A filled shape."""
+        self.draw.polygon([self.at(p) for p in points], self.rgb(colour))
+
+    def box(self, centre: Point, width: float, height: float, colour: str) -> None:
+        """A filled rectangle."""
+        x, y = centre
+        w, h = width / 2, height / 2
+        self.polygon([(x - w, y - h), (x + w, y - h), (x + w, y + h), (x - w, y + h)], colour)
+
+    def disc(self, centre: Point, radius: float, colour: str) -> None:
+        """A filled circle."""
+        x, y = self.at(centre)
+        r = radius * self.scale
+        self.draw.ellipse((x - r, y - r, x + r, y + r), self.rgb(colour))
+
+    def text(self, corner: tuple[int, int], text: str, colour: str = "ink") -> int:
+        """Words at a place in the picture, counted in its pixels from the top left; returns their width."""
+        font = _font(12 * self.smooth)
+        self.draw.text((corner[0] * self.smooth, corner[1] * self.smooth), text, self.rgb(colour), font)
+        return round(font.getlength(text) / self.smooth)
+
+    def paste(self, picture: np.ndarray, part: Part | None = None) -> None:
+        """A picture [height, width, 3] of the env's own, as large as fits, in the middle of this one or of a part."""
+        x0, y0, x1, y1 = self._pixels(part)
+        scale = min((x1 - x0) / picture.shape[1], (y1 - y0) / picture.shape[0])
+        w, h = round(picture.shape[1] * scale), round(picture.shape[0] * scale)
+        how = Image.Resampling.BOX if scale >= 1 else Image.Resampling.LANCZOS
+        self.image.paste(Image.fromarray(picture).resize((w, h), how), (int(x0 + x1 - w) // 2, int(y0 + y1 - h) // 2))
+
+    def array(self) -> np.ndarray:
+        """The finished picture [height, width, 3]."""
+        return np.asarray(self.image.reduce(self.smooth))
+
+    @staticmethod
+    def rgb(colour: str) -> tuple[int, ...]:
+        """A colour by name, or as #rrggbb."""
+        if colour.startswith("#"):
+            return ImageColor.getrgb(colour)
+        if colour not in COLOURS:
+            raise unknown("colour", colour, COLOURS)
+        return COLOURS[colour]
+
+
+@cache
+def _font(size: int) -> Any:
+    return ImageFont.load_default(size)

@@ -1,1 +1,0 @@
-"""Runs: configuration, collecting, training, evaluating, checkpoints, metrics."""

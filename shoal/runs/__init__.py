@@ -1,0 +1,1 @@
+"""Runs: folders, checkpoints, metrics, evaluation, starting and resuming."""

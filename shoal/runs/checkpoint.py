@@ -1,0 +1,267 @@
+"""Checkpoints: tensors as safetensors, a manifest with checksums, written atomically. No pickle anywhere.
+
+What is played, the policies, is in one file, and the rest that training goes on from in another, which can be many
+times as large (a replay) and is not kept for long.
+"""
+
+import json
+import math
+import os
+import re
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from shoal.core.errors import FileError, ShoalError, excerpt, writing
+from shoal.runs import files
+
+POLICY, STATE = "policy.safetensors", "state.safetensors"
+"""The files for policies and for the rest."""
+
+MANIFEST = "manifest.json"
+FORMAT = 2
+
+PLAYED = "policy."
+"""Begins the names of tensors that are played."""
+
+WRITING = ".writing_"
+"""Begins the name of a checkpoint that is not complete."""
+
+HEADER = 2**24
+"""Most bytes of a file beside its tensors."""
+
+DTYPES = {
+    str(dtype): dtype
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool, torch.uint8, torch.int8)
+    + (torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)
+}
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint folder held, checked."""
+
+    path: Path
+    state: dict[str, torch.Tensor]
+    """Of the policies alone, if no more was asked for."""
+    iteration: int
+    steps: int
+
+
+def save_checkpoint(folder: Path, state: dict[str, torch.Tensor], iteration: int, steps: int) -> Path:
+    """Write `folder/step_N`: first under a temporary name, then renamed, so that a half-written one is never seen."""
+    files.make_folder(folder)
+    final = folder / _name(steps)
+    temporary = folder / f"{WRITING}{steps:012d}"
+    files.remove(temporary)
+    try:
+        with writing(final):
+            temporary.mkdir()
+            mode = temporary.stat().st_mode & 0o666  # safetensors gives its files to their owner alone
+            # Copies: safetensors refuses tensors that share memory, and the flat parameters are views of one vector.
+            tensors = {name: _on_host(tensor.detach()) for name, tensor in state.items()}
+            parts = {POLICY: {}, STATE: {}}
+            for name, tensor in tensors.items():
+                parts[POLICY if name.startswith(PLAYED) else STATE][name] = tensor
+            for file, part in parts.items():
+                try:
+                    save_file(part, temporary / file)
+                except SafetensorError as error:  # how it reports a full disk
+                    raise OSError(str(error)) from None
+                (temporary / file).chmod(mode)
+            manifest = dict(
+                format=FORMAT,
+                iteration=iteration,
+                steps=steps,
+                sha256={file: files.sha256(temporary / file) for file in parts},
+                tensors=_described(tensors),
+            )
+            files.write_text(temporary / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+            for file in parts:
+                files.sync(temporary / file)
+            files.remove(final)
+            os.replace(temporary, final)
+            files.sync(folder)
+    finally:
+        files.remove(temporary)
+    return final
+
+
+def _name(steps: int) -> str:
+    return f"step_{steps:012d}"
+
+
+def _described(tensors: dict[str, torch.Tensor]) -> dict[str, list[Any]]:
+    """Dtype and shape of tensors, as the manifest has them."""
+    return {name: [str(tensor.dtype), list(tensor.shape)] for name, tensor in tensors.items()}
+
+
+def find_checkpoints(folder: Path) -> dict[int, Path]:
+    """Env steps and path of every checkpoint in a folder, in order; other entries `step_…` give a warning."""
+    found, strange = {}, []
+    for name in files.list_folder(folder):
+        if name.startswith("step_"):
+            digits = re.fullmatch(r"step_([0-9]{12,18})", name)
+            if digits and name == _name(int(digits[1])) and files.is_folder(folder / name):
+                found[int(digits[1])] = folder / name
+            else:
+                strange.append(name)
+    if strange:
+        warnings.warn(f"{folder} holds {excerpt(', '.join(strange))}: no checkpoint, left alone.", stacklevel=1)
+    return dict(sorted(found.items()))
+
+
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in the host's memory: what comes from a GPU is one already."""
+    return tensor.cpu().contiguous() if tensor.is_cuda else tensor.clone(memory_format=torch.contiguous_format)
+
+
+def strip_checkpoint(path: Path) -> None:
+    """Keep of a checkpoint only what is played. The large file goes first: the disk may be full."""
+    files.remove(path / STATE)
+    with suppress(FileError):  # damaged, or a full disk: reading the checkpoint says so
+        manifest = _read_manifest(path)
+        if manifest["sha256"].pop(STATE, None) is not None:
+            files.write_text(path / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+
+
+def check_checkpoint(path: Path, wanted: tuple[str, ...] = (POLICY, STATE)) -> dict[str, Any]:
+    """The manifest of a checkpoint, or in one sentence what is wrong with which file."""
+    manifest = _read_manifest(path)
+    largest = HEADER + sum(DTYPES[dtype].itemsize * math.prod(shape) for dtype, shape in manifest["tensors"].values())
+    for file in wanted:
+        if file not in manifest["sha256"]:
+            raise ShoalError(f"{path} is too old to be gone on from: only its policy is kept, for playing.")
+        if not os.path.lexists(path / file):
+            raise FileError(f"{path / file} is missing.")
+        if files.size(path / file) > largest or files.sha256(path / file) != manifest["sha256"][file]:
+            raise FileError(f"{path / file} is damaged: its SHA-256 is not the one in the manifest.")
+    return manifest
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint, every value checked."""
+    file = path / MANIFEST
+    found = files.read_json(file)
+    if not isinstance(found, dict):
+        raise FileError(f"{file} must hold a JSON object.")
+    for name, (is_good, rule) in MANIFEST_RULES.items():
+        if name not in found or not is_good(found[name]):
+            raise FileError(f"{file} is damaged: {name} must be {rule}, got {excerpt(found.get(name, 'nothing'))}.")
+    if path.name != _name(found["steps"]):
+        raise FileError(f"{file} is of another checkpoint: it has {found['steps']} steps.")
+    return found
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _are_checksums(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        file in (POLICY, STATE) and isinstance(digest, str) and re.fullmatch(r"[0-9a-f]{64}", digest)
+        for file, digest in value.items()
+    )
+
+
+def _are_tensors(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(entry, list)
+        and len(entry) == 2
+        and isinstance(entry[0], str)
+        and entry[0] in DTYPES
+        and isinstance(entry[1], list)
+        and len(entry[1]) <= 64
+        and all(_is_count(length) for length in entry[1])
+        for entry in value.values()
+    )
+
+
+MANIFEST_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "format": (lambda value: type(value) is int and value == FORMAT, f"{FORMAT}, which this version reads"),
+    "iteration": (_is_count, "a whole number from 0 on"),
+    "steps": (_is_count, "a whole number from 0 on"),
+    "sha256": (_are_checksums, "checksums by file"),
+    "tensors": (_are_tensors, "dtype and shape by name"),
+}
+
+
+def load_checkpoint(path: Path, device: torch.device | str, wanted: tuple[str, ...] = (POLICY, STATE)) -> Checkpoint:
+    """Read one checkpoint, or some files of it, or say in one sentence what is wrong with which file."""
+    manifest = check_checkpoint(path, wanted)
+    state: dict[str, torch.Tensor] = {}
+    for file in wanted:
+        try:
+            state.update(load_file(path / file, device=str(device)))
+        except (SafetensorError, TypeError, ValueError, OSError) as error:
+            raise FileError(f"{path / file} is damaged: {excerpt(error)}.") from None
+    described = {name: entry for name, entry in manifest["tensors"].items() if name in state}
+    if _described(state) != described:
+        raise FileError(f"{path} is damaged: its tensors are not those in the manifest.")
+    played = ((name, tensor) for name, tensor in state.items() if name.startswith(PLAYED))
+    if bad := [name for name, tensor in played if not bool(torch.isfinite(tensor).all())]:
+        raise FileError(f"{path / POLICY} holds weights that are not finite: {excerpt(', '.join(bad), 1000)}.")
+    return Checkpoint(path, state, manifest["iteration"], manifest["steps"])
+
+
+def load_latest(folder: Path, device: torch.device | str, warn) -> Checkpoint:
+    """The newest good checkpoint of a run; damaged ones are passed over with a warning each."""
+    return _newest(folder, lambda path: load_checkpoint(path, device), warn)
+
+
+def latest_steps(folder: Path) -> int:
+    """Env steps of the newest good checkpoint of a run."""
+    return _newest(folder, check_checkpoint, lambda text: None)["steps"]
+
+
+def _newest(folder: Path, read: Callable[[Path], T], warn: Callable[[str], None]) -> T:
+    for name in files.list_folder(folder):
+        if name.startswith(WRITING):
+            files.remove(folder / name)
+    found = list(find_checkpoints(folder).values())
+    if not found:
+        raise ShoalError(f"{folder} holds no checkpoint yet; start the run again with `shoal train`.")
+    candidates = [path for path in reversed(found) if not _is_stripped(path)]
+    if not candidates:
+        raise ShoalError(f"{folder} holds policies only, for playing; start another run, with --load from this one.")
+    problems = []
+    for path in candidates:
+        try:
+            return read(path)
+        except ShoalError as error:
+            problems.append(str(error))
+            warn(f"{error} Trying the one before it.")
+    raise ShoalError(f"{folder} holds no good checkpoint. {problems[0]}")
+
+
+def _is_stripped(path: Path) -> bool:
+    try:
+        return STATE not in _read_manifest(path)["sha256"]
+    except FileError:
+        return False
+
+
+def compare(saved: dict[str, torch.Tensor], own: dict[str, torch.Tensor], path: Path) -> None:
+    """Refuse a state of another world, policy or shape; every differing field is listed and nothing is loaded."""
+    differences = []
+    for name in sorted(saved.keys() | own.keys()):
+        if name not in own:
+            differences.append(f"{excerpt(name)}: only in the checkpoint")
+        elif name not in saved:
+            differences.append(f"{name}: not in the checkpoint")
+        elif saved[name].shape != own[name].shape or saved[name].dtype != own[name].dtype:
+            differences.append(
+                f"{name}: {saved[name].dtype} {tuple(saved[name].shape)} in the checkpoint, "
+                f"{own[name].dtype} {tuple(own[name].shape)} here"
+            )
+    if differences:
+        raise ShoalError(f"{path} does not fit this run:\n  " + "\n  ".join(differences))

@@ -1,0 +1,90 @@
+"""config.json of a run folder: written, and read as data."""
+
+import json
+import os
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from shoal.algos.registry import LEARNERS
+from shoal.config.counts import AUTO
+from shoal.config.job import Job
+from shoal.config.schema import TrainConfig
+from shoal.core.errors import ShoalError, excerpt, unknown
+from shoal.core.registry import kind_of_world
+from shoal.core.settings import make_settings
+from shoal.core.world_loading import world_class
+from shoal.runs.files import read_json
+from shoal.runs.trust import check_code, state_code
+
+CONFIG = "config.json"
+"""The file of a run folder that holds its settings."""
+
+NOT_SAVED = {"run_dir", "trust"}
+"""Settings of a run that belong to one command, not to its folder."""
+
+
+def job_to_json(job: Job) -> str:
+    """What config.json holds: all settings, and which code of the user's they need."""
+    train = {name: value for name, value in asdict(job.train).items() if name not in NOT_SAVED}
+    parts = {"world": job.world, "train": train, "learn": asdict(job.learn)}
+    parts["world_config"] = asdict(job.world_config)
+    # As JSON gives them back: what is signed is what will be read.
+    parts = json.loads(json.dumps(parts, default=str))
+    return json.dumps(parts | state_code(parts), indent=2) + "\n"
+
+
+def load_job(folder: Path, trust: bool = False) -> Job:
+    """The job of a run folder, as it was saved; code that it needs must be this user's, or trusted."""
+    path = folder / CONFIG
+    if not os.path.lexists(path):
+        raise ShoalError(f"{folder} is not a run: it has no config.json.")
+    try:
+        parts = read_json(path)
+        world, train, learn, world_config = _parts_of(path, parts)
+        kind_of_world(world)
+        check_code(path, parts, trust)
+        cls = world_class(world)
+        learn_class = LEARNERS[train.get("algo", TrainConfig.algo)][0]
+        for name, values, kind in (("train", train, TrainConfig), ("learn", learn, learn_class)):
+            _check_names(path, name, values, kind)
+        _check_names(path, "world_config", world_config, cls.Config)
+        train.update(run_dir=folder, trust=trust)
+        return Job(world, TrainConfig(**train), learn_class(**learn), make_settings(cls.Config, world_config, "world."))
+    except ShoalError as error:
+        raise ShoalError(str(error) if str(folder) in str(error) else f"{path}: {error}") from None
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError, OSError) as error:
+        raise ShoalError(f"{path} cannot be read as a run's settings: {excerpt(error, 200)}.") from None
+
+
+def _parts_of(path: Path, parts: Any) -> tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """World, and settings of the run, the learner and the world, of the types that they must have."""
+    if not isinstance(parts, dict):
+        raise ShoalError(f"{path} must hold a JSON object.")
+    world, *settings = [parts.get(name) for name in ("world", "train", "learn", "world_config")]
+    if not isinstance(world, str) or not all(isinstance(part, dict) for part in settings):
+        raise ShoalError(f"{path} must name a world, and hold objects called train, learn and world_config.")
+    train, learn, world_config = (_with_tuples(values) for values in settings)
+    for name, kind in (("policy", str), ("algo", str)):
+        if not isinstance(train.get(name, ""), kind):
+            raise ShoalError(f"{path}: {name} must be a {kind.__name__}, got {excerpt(train[name])}.")
+    if train.get("num_envs") == AUTO:
+        raise ShoalError(f"{path}: num_envs must be at least 1, got {AUTO}.")
+    if not all(isinstance(entry, str) for entry in train.get("per_group", ())):
+        raise ShoalError(f"{path}: per_group must be a list of texts.")
+    return world, train, learn, world_config
+
+
+def _check_names(path: Path, part: str, values: dict[str, Any], kind: Any) -> None:
+    """Every setting must be there, by its name, and no other."""
+    known = {f.name for f in fields(kind)}
+    for name in values:
+        if name not in known:
+            raise unknown(f"setting in {part} of {path}:", name, known)
+    if absent := known - values.keys() - NOT_SAVED:
+        raise ShoalError(f"{path} lacks {', '.join(sorted(absent))} in {part}.")
+
+
+def _with_tuples(values: dict[str, Any]) -> dict[str, Any]:
+    """JSON has lists where settings have tuples."""
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}

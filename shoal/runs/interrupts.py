@@ -1,0 +1,105 @@
+"""Signals that ask a run to end: the first lets it finish the iteration and save, a second one ends it at once."""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from shoal.core.streams import tell
+from shoal.core.temporary import close_all
+
+SAME = 1.0
+"""Seconds after the first signal in which others are the same request: a terminal and a parent may both send one."""
+
+_listening = False
+"""Whether a thread of this process listens to signals and ends the process at a second one."""
+
+
+def end_signals() -> list[signal.Signals]:
+    """The signals that ask for the end. SIGHUP is not among them where it is ignored, as under nohup."""
+    found = [signal.SIGINT, signal.SIGTERM]
+    return found if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [*found, signal.SIGHUP]
+
+
+class Requests:
+    """Counts the signals that ask a process to end."""
+
+    def __init__(self):
+        self._first: float | None = None
+
+    def add(self, number: int, second: str) -> bool:
+        """Whether this is a second request; the first one is confirmed in a line that says what a second one does."""
+        now = time.monotonic()
+        if self._first is None:
+            self._first = now
+            tell(f"shoal: {signal.Signals(number).name} received, ending after this iteration; {second}")
+        return now - self._first > SAME
+
+
+def listens() -> bool:
+    """Whether a thread of this process ends it at a second signal."""
+    return _listening
+
+
+@contextmanager
+def ended_at_second_signal() -> Iterator[None]:
+    """End this process at a second signal: at once, without saving, even if its main thread never looks at signals.
+
+    For the command line: a program that calls `shoal.train` keeps its process.
+    """
+    global _listening
+    if threading.current_thread() is not threading.main_thread():  # only that one hears of signals
+        yield
+        return
+    inner, outer = os.pipe()
+    os.set_blocking(outer, False)
+    before = signal.set_wakeup_fd(outer, warn_on_full_buffer=False)
+    thread = threading.Thread(target=_listen, args=(inner,), daemon=True)
+    thread.start()
+    _listening = True
+    try:
+        yield
+    finally:
+        _listening = False
+        signal.set_wakeup_fd(before)
+        os.close(outer)
+        thread.join()
+        os.close(inner)
+
+
+def _listen(descriptor: int) -> None:
+    """Read the numbers of signals until the other end of the pipe is closed."""
+    requests = Requests()
+    while found := os.read(descriptor, 1):
+        if found[0] in end_signals() and requests.add(found[0], "a second signal stops at once, without saving."):
+            _end(found[0])
+
+
+def _end(number: int) -> None:
+    """End this process, its temporary folders and all processes that it has started."""
+    tell(f"shoal: stopped at once by {signal.Signals(number).name}; only what was saved before is kept.")
+    kill_descendants()
+    close_all()
+    if os.isatty(2):
+        os.write(2, b"\x1b[?25h")  # the live progress hides the cursor
+    os._exit(128 + number)
+
+
+def kill_descendants() -> None:
+    """Kill the processes that this one has started, and those that they have. Needs /proc."""
+    children = defaultdict(list)
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            parent = stat.read_bytes().rpartition(b")")[2].split()[1]
+            children[int(parent)].append(int(stat.parent.name))
+    found = list(children[os.getpid()])
+    for process in found:
+        found += children[process]
+    for process in found:
+        with contextlib.suppress(OSError):
+            os.kill(process, signal.SIGKILL)

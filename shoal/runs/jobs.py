@@ -1,0 +1,96 @@
+"""Jobs that are ready to train: with networks of the runs they load from, and as many envs as fit in memory."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from shoal.config.counts import AUTO
+from shoal.config.job import Job
+from shoal.config.parse import job_from_flags
+from shoal.config.resolve import check_groups, job_from_settings
+from shoal.config.schema import POLICY_SETTINGS
+from shoal.core.errors import ShoalError, unknown
+from shoal.core.user_files import full_path
+from shoal.runs.config_file import load_job
+from shoal.runs.folder import RunFolder
+from shoal.training.memory_estimate import most_envs
+
+
+def make_job(world: str, **overrides: Any) -> Job:
+    """A job from Python: names of the run, of the learner, or `world_config=dict(...)`, over the tuned settings."""
+    return complete(job_from_settings(world, **overrides))
+
+
+def parse_job(world: str, arguments: list[str], command: str = "shoal train") -> Job:
+    """A job from the command line: flags over the tuned settings of the world, the learner and the device."""
+    return complete(job_from_flags(world, arguments, command))
+
+
+def complete(job: Job, saved: bool = False) -> Job:
+    """With the networks of the runs that policies are loaded from and `--num-envs auto` decided, and checked.
+
+    A job that was `saved` has these networks already.
+    """
+    if not saved:
+        job = _with_loaded_networks(job)
+    check_groups(job)
+    if job.train.num_envs == AUTO:
+        job = replace(job, train=replace(job.train, num_envs=most_envs(job)))
+    job.check_samples()
+    job.check_cuts()
+    return job
+
+
+def _with_loaded_networks(job: Job) -> Job:
+    """The job with the networks of the runs that it loads policies from, as settings of single groups."""
+    names = list(job.teams())
+    loaded: list[str] = []
+    for name, path in loads(job).items():
+        if name not in names:
+            raise unknown("group to load:", name, names)
+        loaded += _network_of(job, path, name)
+    return replace(job, train=replace(job.train, per_group=(*loaded, *job.train.per_group)))
+
+
+def loads(job: Job) -> dict[str, Path]:
+    """Group -> the run its policy comes from."""
+    found = {}
+    for entry in job.train.load:
+        name, path = parse_load(entry)
+        found[name] = path
+    return found
+
+
+def parse_load(entry: str) -> tuple[str, Path]:
+    """The two sides of GROUP=RUN."""
+    name, equals, path = entry.partition("=")
+    if not equals or not name or not path:
+        raise ShoalError(f"--load must be GROUP=RUN, got {entry!r}.")
+    return name, RunFolder.open(path).path
+
+
+def _network_of(job: Job, path: Path, name: str) -> list[str]:
+    """The network of a policy in another run, as settings of a group of this one."""
+    other = load_job(path, job.train.trust)
+    if type(other.learn).network != type(job.learn).network:
+        raise ShoalError(
+            f"--load {name}={path}: that run's policy was made for {other.train.algo}, and {job.train.algo} has "
+            "another kind of network; train with the same --algo."
+        )
+    own = other.for_policy(other.policy_of(same_group(other, name, path)))
+    settings = []
+    for key in (*POLICY_SETTINGS, *own.learn.network):
+        value = getattr(own.train, key) if key in POLICY_SETTINGS else getattr(own.learn, key)
+        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        settings.append(f"{name}.{key}={full_path(text) if key == 'policy' else text}")
+    return settings
+
+
+def same_group(job: Job, name: str, path: Path) -> str:
+    """The group of another run whose policy is meant for a group of this one: of the same name, or its only one."""
+    names = [g.name for g in job.groups]
+    if name in names:
+        return name
+    if len(names) == 1 or job.train.one_policy:
+        return names[0]
+    raise unknown(f"group in {path}:", name, names)

@@ -1,0 +1,108 @@
+"""A run that can be played: its folder, its job and the policies of one of its checkpoints."""
+
+import typing
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+
+from shoal.config.job import Job
+from shoal.core.errors import ShoalError, unknown
+from shoal.core.machine import pick_device
+from shoal.core.settings import read_setting
+from shoal.learn.learner import part_of
+from shoal.policy import Policy
+from shoal.runs.checkpoint import POLICY, Checkpoint, compare, load_checkpoint
+from shoal.runs.config_file import load_job
+from shoal.runs.evaluation import Evaluation, RandomPolicy, Watch, evaluate
+from shoal.runs.folder import RunFolder
+from shoal.runs.jobs import parse_load, same_group
+from shoal.training.build import by_group, make_policies, make_world
+
+
+class Run:
+    """A finished or interrupted run: its folder, its job and the policy of every group."""
+
+    def __init__(self, folder: RunFolder, job: Job, policies: dict[str, Policy]):
+        self.folder, self.job, self.policies = folder, job, policies
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    def evaluate(
+        self, episodes: int = 100, seed: int | None = None, sample: bool | None = None, watch: Watch | None = None
+    ) -> Evaluation:
+        """Whole episodes in fresh envs, scored per group, with the weights that are here.
+
+        After training those are the last ones; `load_run` reads the best. `watch` looks on: see `shoal.view.maps`.
+        """
+        return evaluate(self.job, self.policies, episodes, seed, sample, watch=watch)
+
+
+def load_run(
+    path: Path | str,
+    which: str = "best",
+    device: str | None = None,
+    random: Sequence[str] = (),
+    others: Sequence[str] = (),
+    settings: Sequence[str] = (),
+    trust: bool = False,
+) -> Run:
+    """A run with the weights of one of its checkpoints (`best`, `last` or a step number), for playing.
+
+    `random` names groups that play at random instead, `others` groups that another run plays for: "runner=RUN".
+    `settings` are other ones of the world: "max_steps=100". Code of a run that this user has not trained on this
+    machine, or that has changed since, is executed with `trust` alone.
+    """
+    folder = RunFolder.open(path)
+    job = _elsewhere(load_job(folder.path, trust), settings)
+    wanted = pick_device(device or "auto")
+    job = replace(job, train=replace(job.train, device=wanted))
+    checkpoint = load_checkpoint(folder.pick(which), wanted, (POLICY,))
+    world = make_world(job, 1)
+    policies = make_policies(job, world)
+    for name, policy in policies.items():
+        take_weights(policy, checkpoint, name)
+    played = by_group(job, policies)
+    for entry in others:
+        name, other = parse_load(entry)
+        if name not in played:
+            raise unknown("group to load:", name, played)
+        guest = load_run(other, device=wanted, trust=trust)
+        played[name] = guest.policies[same_group(guest.job, name, other)]
+        own, its = world.group(name), played[name].group
+        if (own.seen.shape, own.action) != (its.seen.shape, its.action):
+            raise ShoalError(
+                f"{other} cannot play for {name}, who sees {tuple(own.seen.shape)} and does {own.action}: it sees "
+                f"{tuple(its.seen.shape)} and does {its.action}."
+            )
+    for name in random:
+        if name not in played:
+            raise unknown("group to play at random:", name, played)
+        played[name] = RandomPolicy(world.group(name)).to(world.device)
+    return Run(folder, job, played)
+
+
+def _elsewhere(job: Job, settings: Sequence[str]) -> Job:
+    """The job with other settings of its world, NAME=VALUE each."""
+    hints = typing.get_type_hints(type(job.world_config))
+    changed = {}
+    for entry in settings:
+        name, equals, text = entry.partition("=")
+        key = name.replace("-", "_")
+        if not equals:
+            raise ShoalError(f"--set must be NAME=VALUE, got {entry!r}.")
+        if key not in {f.name for f in fields(job.world_config)}:
+            raise unknown(f"setting of {job.world}", name, [f.name for f in fields(job.world_config)])
+        changed[key] = read_setting(f"--set {entry}", text, hints[key])
+    return replace(job, world_config=replace(job.world_config, **changed))
+
+
+def take_weights(policy: Policy, checkpoint: Checkpoint, name: str) -> None:
+    """Fill a policy from a checkpoint, or list what does not fit."""
+    saved = part_of(checkpoint.state, f"policy.{name}.")
+    compare(saved, policy.state_dict(), checkpoint.path)
+    policy.load_state_dict(saved)

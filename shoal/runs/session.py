@@ -1,0 +1,337 @@
+"""One process's work on a run: a trainer in a run folder, with progress, checkpoints and a clean end."""
+
+import json
+import math
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shoal.config.job import Job
+from shoal.core.errors import FileError, ShoalError
+from shoal.core.launch_info import find_place
+from shoal.core.machine import device_name
+from shoal.core.user_code import UserCode
+from shoal.core.world import World
+from shoal.runs.checkpoint import POLICY, Checkpoint, compare, load_checkpoint, load_latest
+from shoal.runs.config_file import load_job
+from shoal.runs.evaluation import evaluate, evaluation_seed
+from shoal.runs.files import write_text
+from shoal.runs.folder import RunFolder
+from shoal.runs.interrupts import Requests, end_signals, listens
+from shoal.runs.jobs import loads, same_group
+from shoal.runs.metrics import MetricsWriter
+from shoal.runs.progress import Progress
+from shoal.runs.run import Run, take_weights
+from shoal.training.a3c import SharedTrainer
+from shoal.training.build import by_group, make_world
+from shoal.training.make_trainer import make_trainer
+from shoal.training.memory_estimate import estimate, out_of_memory
+from shoal.training.processes import Processes, Told
+from shoal.training.trainer import BadNumbers, Trainer
+
+CHECKPOINTS_PER_RUN = 5
+
+
+class Stopped(Exception):
+    """A signal asked the run to end; it has been saved."""
+
+    def __init__(self, number: int, path: Path):
+        self.exit_code = 128 + number
+        name = signal.Signals(number).name
+        super().__init__(f"stopped by {name} and saved; continue with `shoal resume {path}`.")
+
+
+class SaveFailed(ShoalError):
+    """The last checkpoint could not be written."""
+
+    exit_code = 1
+
+
+class FolderLost(ShoalError):
+    """The run folder has disappeared; what was trained is saved in another one."""
+
+    exit_code = 1
+
+
+def refuse_finished(folder: RunFolder, steps: int, total_steps: int) -> None:
+    """A run that has come to its end, or beyond another one, needs a later one."""
+    if steps >= total_steps:
+        raise ShoalError(
+            f"{folder.path} has made {steps} of {total_steps} env steps; give a larger --total-steps to train on."
+        )
+
+
+def _load_others(job: Job, trainer: Trainer | SharedTrainer) -> None:
+    """Give the groups that `--load` names the best policy of another run."""
+    for name, path in loads(job).items():
+        other = load_job(path, job.train.trust)
+        group = same_group(other, name, path)
+        checkpoint = load_checkpoint(RunFolder.open(path).pick("best"), job.train.device, (POLICY,))
+        take_weights(trainer.policies[name], checkpoint, other.policy_of(group))
+        if name in trainer.learners:
+            trainer.learners[name].adopt()
+
+
+class Session:
+    """One process's work on one run."""
+
+    def __init__(self, job: Job, folder: RunFolder, processes: Processes, asked: Job, resumes: bool):
+        """`asked` is the job as config.json has it; with `resumes`, it is written there once a checkpoint is read."""
+        self.job, self.folder, self.processes, self.asked = job, folder, processes, asked
+        self.lost: Path | None = None
+        """The run folder that has disappeared, if it has."""
+        self.signal: int | None = None
+        config = job.train
+        loaded: list[Checkpoint] = []
+        begun, steps = processes.lead(lambda: self._load(loaded, resumes))
+        self.progress = Progress(config.total_steps, steps, config.quiet or not processes.leads)
+        where = device_name(config.device) + (f", {processes.size} processes" if processes.size > 1 else "")
+        self.progress.say(f"{job.world} with {config.algo.upper()} on {where}, run {folder.path}")
+        made, wanted = config.iterations * config.steps_per_iteration - steps, config.total_steps - steps
+        if processes.leads and made > 2 * wanted:
+            self.progress.warn(
+                f"This run makes {made:,} env steps instead of {wanted:,}, since an iteration has "
+                f"{config.num_envs:,} envs x {config.rollout} steps; lower one of them or raise --total-steps."
+            )
+        start = time.monotonic()
+        self.share = processes.share(job)
+        """The job as this process alone would have it, to tell what it costs."""
+        costs = estimate(self.share)
+        self.progress.say(("each process: " if processes.size > 1 else "") + str(costs))
+        costs.check()
+        self.progress.say("compiling kernels (seconds the first time, cached afterwards)")
+        try:
+            self.trainer = make_trainer(job, processes)
+        except torch.cuda.OutOfMemoryError:
+            raise out_of_memory(self.share) from None
+        if not begun:
+            _load_others(job, self.trainer)
+        for remark in self.trainer.collector.remarks():
+            self.progress.say(remark)
+        for name, learner in self.trainer.learners.items():
+            self.progress.say((f"{name}: " if len(self.trainer.learners) > 1 else "") + learner.remark())
+        self.progress.say(f"ready after {time.monotonic() - start:.1f} s")
+        if begun:
+            self._restore(loaded[0] if loaded else None)
+        self.stage: World | None = None
+        """Where this run is evaluated, if it is kept."""
+        if self.trainer.world.slow_to_open and config.eval_episodes:
+            try:
+                processes.lead(self._set_stage)
+            except BaseException:
+                self.trainer.close()
+                raise
+        self.writer = MetricsWriter(folder.path, self.progress.warn) if processes.leads else None
+
+    def _set_stage(self) -> None:
+        """Make the world of evaluations; what is wrong with it is told now, not after hours of training."""
+        self.progress.say("preparing the scenes of evaluations")
+        self.stage = make_world(self.job, self.job.train.eval_episodes, "playing")
+        try:
+            self.stage.get_ready(evaluation_seed(self.job, None))
+        except BaseException:
+            self.stage.close()
+            raise
+
+    def _load(self, loaded: list[Checkpoint], resumes: bool) -> tuple[bool, int]:
+        """Read the newest good checkpoint, if there is any, and forget what was written after it."""
+        folder, config = self.folder, self.job.train
+        if resumes or folder.holds_checkpoints:
+            loaded.append(load_latest(folder.checkpoints, config.device, Progress(1, quiet=True).warn))
+        steps = loaded[0].steps if loaded else 0
+        if resumes:
+            refuse_finished(folder, steps, config.total_steps)
+            folder.write_config(self.asked)
+        folder.trim(steps)
+        return bool(loaded), steps
+
+    def _restore(self, checkpoint: Checkpoint | None) -> None:
+        """Go on where the leader's checkpoint stands: every process gets its part of it."""
+        trainer, processes = self.trainer, self.processes
+        own, axes = trainer.state_dict(), trainer.env_axes()
+
+        def fits() -> tuple[int, str]:
+            assert checkpoint is not None
+            compare(checkpoint.state, processes.whole(own, axes), checkpoint.path)
+            return checkpoint.iteration, f"{checkpoint.steps} env steps from {checkpoint.path}"
+
+        iteration, where = processes.lead(fits)
+        state = processes.scatter(None if checkpoint is None else checkpoint.state, own, axes)
+        trainer.load_state_dict(state, iteration)
+        place = find_place()
+        again = " after a process died" if place is not None and place.restarts else ""
+        self.progress.say(f"resumed{again} at {where}")
+
+    def run(self) -> Run:
+        """Train to the end, to a signal or to an error; whatever happens, what was learnt is on the disk."""
+        handlers = self._catch_signals()
+        try:
+            with UserCode("Training failed", exit_code=1):
+                self._loop()
+        except BadNumbers as error:
+            where = ""
+            if not self.processes.leads:
+                raise Told(str(error), error.exit_code) from None
+            if error.env_state:
+                dump = self.folder.path / "bad_env.json"
+                try:
+                    write_text(dump, json.dumps(error.env_state, indent=1) + "\n")
+                    where = f" The env's state is in {dump}."
+                except FileError as problem:
+                    where = f" The env's state is lost: {problem}"
+            if self.folder.holds_checkpoints:
+                where += " The last good checkpoint stands."
+            raise ShoalError(f"{error}{where}") from None
+        except torch.cuda.OutOfMemoryError:
+            raise out_of_memory(self.share) from None
+        finally:
+            self.progress.close()
+            self.trainer.close()
+            if self.stage is not None:
+                self.stage.close()
+            _restore(handlers)
+        if self.signal is not None:
+            raise Stopped(self.signal, self.folder.path)
+        return Run(self.folder, self.job, by_group(self.job, self.trainer.policies))
+
+    def _loop(self) -> None:
+        trainer, config = self.trainer, self.job.train
+        device = trainer.world.device
+        every = config.checkpoint_every or max(1, config.total_steps // CHECKPOINTS_PER_RUN)
+        next_save = (trainer.steps // every + 1) * every
+        self._start = self._logged_at = time.monotonic()
+        self._first_steps = self._logged_steps = trainer.steps
+        marks: list[torch.cuda.Event] = []
+        stop = 0
+        while not trainer.done and not stop:
+            trainer.iterate()
+            if device.type == "cuda":
+                # Stay at most two iterations ahead of the GPU, so that signals and logs are served in time.
+                marks.append(torch.cuda.Event())
+                marks[-1].record()
+                if len(marks) > 2:
+                    marks.pop(0).synchronize()
+            late = self.processes.leads and time.monotonic() - self._logged_at >= config.log_every
+            stop, log = self.processes.decide(self.signal or 0, int(late or trainer.done))
+            if stop:
+                self.signal = stop
+            if log:
+                self._log()
+            if trainer.steps >= next_save and not trainer.done:
+                next_save += every
+                with trainer.still():
+                    self._checkpoint(final=False)
+        if self._logged_steps < trainer.steps:
+            self._log()
+        with trainer.still():
+            self._checkpoint(final=True)
+            trainer.close()  # before anybody begins another rollout
+
+    def _log(self) -> None:
+        trainer = self.trainer
+        values = trainer.read_metrics()
+        now = time.monotonic()
+        elapsed = max(1e-9, now - self._logged_at)
+        steps = trainer.steps
+        fps = values.get("time/made", 1.0) * (steps - self._logged_steps) / elapsed
+        overall = (steps - self._first_steps) / max(1e-9, now - self._start)
+        values["time/fps"] = fps
+        values["time/agent_fps"] = fps * trainer.agent_steps / max(1, steps)
+        values["time/agent_steps"] = trainer.agent_steps
+        values["time/elapsed"] = now - self._start
+        left = (self.job.train.total_steps - steps) / max(overall, 1e-9)
+        if self.writer is not None:
+            self.writer.write(steps, values)
+        self.progress.update(steps, {**values, "time/left": max(0.0, left)})
+        self._logged_at, self._logged_steps = now, steps
+
+    def _checkpoint(self, final: bool) -> None:
+        """Save and evaluate: all processes hand in what they have, and wait for the leader to see to the rest."""
+        trainer = self.trainer
+        trainer.check_finite()
+        state = self.processes.gather(trainer.state_dict(), trainer.env_axes())
+        self.processes.lead(lambda: self._keep(state, final))
+
+    def _keep(self, state: dict[str, torch.Tensor], final: bool) -> None:
+        """Save, then evaluate. A failed save is tried twice, warned of, and only the final one is an error."""
+        trainer, path = self.trainer, None
+        for attempt in range(2):
+            try:
+                if not self.folder.is_here:
+                    self._move()
+                path = self.folder.save(state, trainer.iteration, trainer.steps)
+                break
+            except FileError as error:
+                self.progress.warn(f"The checkpoint at {trainer.steps} steps could not be saved: {error}")
+                time.sleep(0.5 * (1 - attempt))
+        if self.signal is None and self.job.train.eval_episodes:
+            self._evaluate(path)
+        if final and path is None:
+            raise SaveFailed(f"The final checkpoint of {self.folder.path} could not be saved; free some space.")
+        if final and self.lost is not None:
+            raise FolderLost(
+                f"{self.lost} disappeared during training; the run is saved in {self.folder.path}: continue it with "
+                f"`shoal resume {self.folder.path}`."
+            )
+
+    def _move(self) -> None:
+        """Continue in a new folder beside the run's, which has disappeared."""
+        self.lost = self.lost or self.folder.path
+        self.folder.move(self.asked)
+        self.progress.warn(f"{self.lost} has disappeared; the run continues in {self.folder.path}.")
+        self.writer = MetricsWriter(self.folder.path, self.progress.warn)
+
+    def _evaluate(self, checkpoint: Path | None) -> None:
+        started = time.monotonic()
+        try:
+            count = self.job.train.eval_episodes
+            policies = by_group(self.job, self.trainer.players)
+            with UserCode("it failed"):
+                scores = evaluate(self.job, policies, count, stop=lambda: self.signal is not None, world=self.stage)
+        except ShoalError as error:
+            self.progress.warn(f"No evaluation: {error}")
+            return
+        if self.signal is not None:
+            return
+        for line in scores.brief():
+            self.progress.say(f"evaluation at {self.trainer.steps} env steps: {line}")
+        if not math.isfinite(scores.mean):
+            self.progress.warn(f"No evaluation: the returns at {self.trainer.steps} env steps are not finite.")
+            return
+        try:
+            self.folder.record_score(self.trainer.steps, scores, checkpoint)
+        except FileError as error:
+            self.progress.warn(f"The evaluation is lost: {error}")
+        figures = {f"eval/{name}": score.mean for name, score in scores.reports.items()}
+        assert self.writer is not None
+        self.writer.write(self.trainer.steps, {"eval/mean_reward": scores.mean, **figures})
+        spent = time.monotonic() - started  # evaluation is no training: it does not count as such
+        self._start += spent
+        self._logged_at += spent
+
+    def _catch_signals(self) -> dict[int, Any]:
+        """Note the first signal. A second one is for the caller, unless a thread or a launcher ends this process."""
+        requests = Requests()
+        calls = not listens() and find_place() is None
+        handlers = {}
+
+        def note(number: int, frame: Any) -> None:
+            self.signal = self.signal or number
+            if calls and requests.add(number, "a second signal interrupts this program."):
+                _restore(handlers)
+                signal.raise_signal(number)
+
+        for number in end_signals():
+            try:
+                handlers[number] = signal.signal(number, note)
+            except ValueError:  # not the main thread: the caller handles signals
+                break
+        return handlers
+
+
+def _restore(handlers: dict[int, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)

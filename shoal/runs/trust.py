@@ -1,0 +1,191 @@
+"""Which code of the user's a run needs, and whether it may be executed.
+
+A run folder is data. Most runs name only bundled worlds and networks, or environments of installed packages. A run that
+needs a file of the user's states it in config.json with its SHA-256, signed with a key that this user of this machine
+has. Without that signature, or when the file has changed since, nothing is imported unless the user says --trust.
+
+Everything here reads names and files; nothing is imported.
+"""
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import re
+import secrets
+import stat
+import sys
+import warnings
+from collections.abc import Iterable, Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from shoal.core.errors import ShoalError
+from shoal.core.registry import HOST_KINDS, kind_of_world
+from shoal.core.user_files import full_path, source_sha256
+
+KEY_BYTES = 32
+
+ENV_PLUGINS = "gymnasium.envs"
+"""Entry points by which installed packages register environments with Gymnasium."""
+
+MODULE_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+def needed_code(world: str, policies: Iterable[str]) -> dict[str, Path | None]:
+    """The names among a world and policies that mean code of the user's, and the file of each (None: not found)."""
+    found: dict[str, Path | None] = {}
+    kind = kind_of_world(world)
+    if kind == "file":
+        found[world] = _source_file(world)
+    elif kind in HOST_KINDS and (module := _module_to_import(kind, world.partition(":")[2])) is not None:
+        found[world] = _module_file(module)
+    found.update({policy: _source_file(policy) for policy in policies if ":" in policy})
+    return found
+
+
+def state_code(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """What config.json says of the code that its other parts need: file, SHA-256 and this user's signature."""
+    code = [
+        {"reference": reference, "file": str(file), "sha256": source_sha256(file)}
+        for reference, file in sorted(needed_code(parts["world"], _policies(parts)).items())
+        if file is not None
+    ]
+    if not code:
+        return {"code": []}
+    try:
+        return {"code": code, "signature": _sign(parts, code, _own_key(make=True))}
+    except OSError as error:
+        warnings.warn(f"This run cannot be signed ({error}); opening it will need --trust.", stacklevel=2)
+        return {"code": code}
+
+
+def check_code(path: Path, parts: Mapping[str, Any], trust: bool) -> None:
+    """Refuse a config.json whose run needs code that this user has not trained with, unless the user trusts it."""
+    needed = needed_code(parts["world"], _policies(parts))
+    if not needed or trust:
+        return
+    stated = _stated(path, parts)
+    told = []
+    for reference, file in sorted(needed.items()):
+        if file is None or not file.is_file():
+            raise ShoalError(f"{path.parent} needs {reference}, whose source is not here.")
+        before, now = stated.get(reference), source_sha256(file)
+        if before != now:
+            was = "is not stated in config.json" if before is None else f"differs since training (was {before[:12]}…)"
+            told.append(f"{reference} (in {file}: its SHA-256 {now[:12]}… {was})")
+    if told:
+        raise ShoalError(f"{path.parent} would execute {', '.join(told)}: read it, then give --trust to run it.")
+    if not _is_signed(parts):
+        listed = ", ".join(f"{reference} (in {file})" for reference, file in sorted(needed.items()))
+        raise ShoalError(
+            f"{path.parent} would execute {listed}, and you have not trained it on this machine: read the code, then "
+            "give --trust to run it."
+        )
+
+
+def _stated(path: Path, parts: Mapping[str, Any]) -> dict[str, str]:
+    """The SHA-256 of every reference that config.json states."""
+    try:
+        return {str(entry["reference"]): str(entry["sha256"]) for entry in parts.get("code", [])}
+    except (KeyError, TypeError, AttributeError):
+        raise ShoalError(f"{path}: code must be a list of objects with reference, file and sha256.") from None
+
+
+def _policies(parts: Mapping[str, Any]) -> list[str]:
+    """All values of the setting `policy`: the run's and those of single groups."""
+    train = parts["train"]
+    groups = [entry.partition("=") for entry in train.get("per_group", ())]
+    own = [value for name, _, value in groups if name.rpartition(".")[2] == "policy"]
+    return [full_path(policy) for policy in (train.get("policy", "auto"), *own)]
+
+
+def _source_file(reference: str) -> Path:
+    place = full_path(reference).rpartition(":")[0]
+    if not place.endswith(".py"):
+        raise ShoalError(f"{reference!r} names no code: write FILE.py:NAME.")
+    return Path(place)
+
+
+def _module_to_import(kind: str, name: str) -> str | None:
+    """The module that an environment's name makes Shoal import, if it is not of an installed, registered package."""
+    if kind == "gym" and ":" in name:
+        module = name.partition(":")[0]
+        registered = {entry.module.partition(".")[0] for entry in entry_points(group=ENV_PLUGINS)}
+        return None if module.partition(".")[0] in registered else module
+    if kind == "zoo":
+        own = name if name.startswith("pettingzoo.") else f"pettingzoo.{name}"
+        return None if _module_file(own) is not None else name
+    return None
+
+
+def _module_file(module: str) -> Path | None:
+    """Where a module's source is, found without importing it or its packages."""
+    if not MODULE_NAME.fullmatch(module):
+        return None
+    place, found = None, None
+    for end in [*(match.start() for match in re.finditer(r"\.", module)), len(module)]:
+        specs = (finder.find_spec(module[:end], place) for finder in sys.meta_path)
+        found = next((spec for spec in specs if spec is not None), None)
+        if found is None:
+            return None
+        place = found.submodule_search_locations
+    return Path(found.origin) if found is not None and found.has_location and found.origin else None
+
+
+# --- signing ---------------------------------------------------------------------------------------------------------
+
+
+def _sign(parts: Mapping[str, Any], code: list[dict[str, str]], key: bytes) -> str:
+    """Signs the code together with all settings that reach it."""
+    signed = {
+        "world": parts["world"],
+        "world_config": parts["world_config"],
+        "policies": _policies(parts),
+        "code": code,
+    }
+    return hmac.new(key, json.dumps(signed, sort_keys=True, default=str).encode(), hashlib.sha256).hexdigest()
+
+
+def _is_signed(parts: Mapping[str, Any]) -> bool:
+    try:
+        good = _sign(parts, parts["code"], _own_key(make=False))
+    except (OSError, KeyError):
+        return False
+    return hmac.compare_digest(good.encode(), str(parts.get("signature", "")).encode())
+
+
+def key_path() -> Path:
+    """Where this user's key is kept."""
+    state = os.environ.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path("~/.local/state").expanduser()) / "shoal" / "signing.key"
+
+
+def _own_key(make: bool) -> bytes:
+    """The key of this user of this machine; made when it is first needed, readable by the user alone."""
+    path = key_path()
+    if make and not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_name(f".signing.{os.getpid()}.{secrets.token_hex(4)}")
+        handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.write(handle, secrets.token_bytes(KEY_BYTES))
+            os.fsync(handle)
+            with contextlib.suppress(FileExistsError):  # another process was first: its key holds
+                os.link(fresh, path)
+        finally:
+            os.close(handle)
+            fresh.unlink()
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+    try:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise PermissionError(f"{path} is not a file that its owner alone can read; remove it or chmod 600 it")
+        key = os.read(handle, KEY_BYTES + 1)
+    finally:
+        os.close(handle)
+    if len(key) != KEY_BYTES:
+        raise OSError(f"{path} is damaged; remove it")
+    return key

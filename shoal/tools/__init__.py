@@ -1,0 +1,1 @@
+"""Programs for developers and authors of worlds: benchmarks and checks."""

@@ -1,0 +1,1 @@
+"""Training: collecting experience, trainers, several processes, the memory that a run takes."""
