@@ -5,7 +5,7 @@ WHEEL := .venv-wheel
 # By path: otherwise a folder `shoal` beside a script, the checkout itself, would be taken for the package.
 EDITABLE := --config-settings editable_mode=compat -e
 
-.PHONY: demo test test-slow test-wheel fuzz soak lint ratchet docs bench clean
+.PHONY: demo test test-slow test-wheel fuzz soak lint ratchet graph-guard docs bench clean
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -52,6 +52,10 @@ lint: .venv/installed
 # Numbers of small trainings, at a revision and here: make ratchet BASE=main~3
 ratchet: .venv/installed
 	$(BIN)/python bench/ratchet.py $(BASE)
+
+# What a GPU would record as CUDA graphs, run on the CPU under the rules of recording.
+graph-guard: .venv/installed
+	$(BIN)/python bench/graph_guard.py
 
 docs: .venv/installed
 	$(BIN)/mkdocs build --strict --quiet

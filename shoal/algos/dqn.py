@@ -418,7 +418,7 @@ def _powers(rollout: Rollout, spread: float) -> torch.Tensor:
 def _pick(numbers: torch.Tensor, choice: torch.Tensor) -> torch.Tensor:
     """The numbers [batch, width] of one choice each [batch], out of [batch, choices, width]."""
     if not numbers.is_cuda:
-        return numbers[torch.arange(len(choice)), choice]
+        return numbers[torch.arange(len(choice), device=choice.device), choice]
     # The gradient of a gather scatters, which a compiler cannot fuse with its neighbours; that of a sum it can.
     here = torch.arange(numbers.shape[1], device=choice.device) == choice.unsqueeze(-1)
     return torch.where(here.unsqueeze(-1), numbers, 0.0).sum(dim=1)

@@ -8,6 +8,14 @@ import torch
 WARM_UP_CALLS = 2
 """Calls that run eagerly first: they compile, load modules and allocate. They do their real work all the same."""
 
+recorder: Callable[[Callable[[], None]], Callable[[], None]] | None = None
+"""Wraps each function that a GPU would record, when its `Graphed` is made; set by bench/graph_guard.py alone."""
+
+
+def records(device: torch.device) -> bool:
+    """Whether functions are recorded: on a GPU, and on a CPU under the graph guard."""
+    return device.type == "cuda" or recorder is not None
+
 
 class Graphed:
     """Calls `function`; on a GPU, replays it as one CUDA graph once warm. The numbers are the same either way."""
@@ -20,7 +28,7 @@ class Graphed:
         pool: tuple[int, int] | None = None,
     ):
         """Graphs that never run at the same time can share a `pool` of memory (torch.cuda.graph_pool_handle)."""
-        self.function = function
+        self.function = recorder(function) if recorder is not None and enabled else function
         self.device = device
         self.pool = pool
         self.enabled = enabled and device.type == "cuda"

@@ -14,6 +14,7 @@ import torch
 
 from shoal.core.errors import ShoalError
 from shoal.core.extras import needs_extras
+from shoal.core.graph import records
 from shoal.core.launch import cpu_threads, rest_until_done
 from shoal.core.store import full_device
 from shoal.core.user_code import UserCode
@@ -62,6 +63,8 @@ class HostWorld(World):
     ):
         self.num_envs = num_envs
         self.device = full_device(device)
+        self.by_numpy = not records(self.device)
+        """Whether NumPy copies rows. On a CPU torch's threads would wake up and take their cores from the envs."""
         self.config = config or self.Config()
         self.repeat = action_repeat
         self.limit = self._limit(time_limit)
@@ -175,9 +178,10 @@ class HostWorld(World):
         self._return = {t.name: np.zeros((n, len(t.agents))) for t in self.teams}
         self._return_sum = {t.name: np.zeros(n) for t in self.teams}
         self._last_return = {t.name: np.zeros(n) for t in self.teams}
-        self.pinned = self.device.type == "cuda" and _pin(self._arrays.whole)
+        pinned = self.device.type == "cuda" and _pin(self._arrays.whole)
+        self.pinned = pinned or (self.device.type == "cpu" and records(self.device))
         self.engine = self._make_engine()
-        self._closes = weakref.finalize(self, _close, self.engine, self._arrays, self.pinned)
+        self._closes = weakref.finalize(self, _close, self.engine, self._arrays, pinned)
         return self.engine
 
     def use(self, schedule: Schedule) -> None:
@@ -342,7 +346,7 @@ class HostWorld(World):
     def give(self, actions: Mapping[str, torch.Tensor], rows: Rows) -> None:
         """Put actions [env, agent, ...] of some rows where the engine reads them: from the device, those of a range."""
         for name, action in actions.items():
-            if action.device.type == "cpu":
+            if action.device.type == "cpu" and (self.by_numpy or not isinstance(rows, slice)):
                 self._arrays[f"{name}.action"][rows] = action.numpy()
             else:
                 self._host[f"{name}.action"][rows].copy_(action, non_blocking=True)
@@ -451,7 +455,7 @@ class HostWorld(World):
         """Indices to take rows from the shared arrays and to put them where they are shown; of NumPy on a CPU."""
         if isinstance(rows, slice):
             return rows, rows
-        if self.device.type == "cpu":
+        if self.by_numpy:
             return rows.numpy(), rows.numpy() if t is None else (t.numpy(), rows.numpy())
         return rows, rows if t is None else (t, rows)
 
@@ -463,8 +467,7 @@ class HostWorld(World):
                     self._copy(target, to_rows, f"{group.name}.{name}", from_rows)
 
     def _copy(self, target: torch.Tensor, to_rows: Any, name: str, from_rows: Any) -> None:
-        if self.device.type == "cpu" and target.dtype != torch.bfloat16:
-            # Not with torch, whose threads would wake up and take their cores from the envs.
+        if self.by_numpy and target.dtype != torch.bfloat16:
             target.numpy()[to_rows] = self._arrays[name][from_rows]
         elif isinstance(from_rows, slice):
             target[to_rows].copy_(self._host[name][from_rows], non_blocking=True)

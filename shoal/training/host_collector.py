@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from shoal.core.errors import ShoalError
-from shoal.core.graph import WARM_UP_CALLS, Graphed
+from shoal.core.graph import WARM_UP_CALLS, Graphed, records
 from shoal.host.config import Schedule
 from shoal.host.engines import split
 from shoal.host.world import HostWorld
@@ -65,7 +65,7 @@ class HostCollector(Collector):
         self._graphs = (
             graph and len(self.world.bunches) > 0 and self.world.pinned
         )  # a graph can copy from and to pinned memory alone
-        self._pool = torch.cuda.graph_pool_handle() if self._graphs else None
+        self._pool = torch.cuda.graph_pool_handle() if self._graphs and self.world.device.type == "cuda" else None
         self._turns: dict[tuple[int, int, int, bool], Graphed] = {}
         self._batch: _Batch | None = None
         self._all_rows = self._row(slice(None))
@@ -480,7 +480,7 @@ def _arrays(*pairs: tuple[torch.Tensor | None, torch.Tensor | None]) -> list[tup
 
 def _array(tensor: torch.Tensor) -> Any:
     """A tensor to gather from and scatter to; on a CPU as an array, since NumPy does that faster and in this thread."""
-    if tensor.device.type != "cpu":
+    if records(tensor.device):
         return tensor
     # NumPy does not know bfloat16, but its bits.
     return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()

@@ -243,7 +243,8 @@ def joined(job: Job) -> Iterator[tuple[Job, Processes]]:
         # Where each has a GPU of its own NCCL sums, and graphs can record it; processes that share one go by the host.
         apart = None not in cards and len(set(cards)) == place.size
         group = dist.new_group(backend="nccl") if apart else talk
-        reducer = GroupReducer(group, place.rank, place.size, not apart)
+        through_host = device.startswith("cuda") and not apart
+        reducer = GroupReducer(group, place.rank, place.size, through_host)
         store = dist.distributed_c10d._get_default_store()
         yield replace(job, train=replace(job.train, device=device)), Processes(reducer, talk, store)
         # Graphs that hold sums of NCCL go first. After an error the process ends, and everything with it.
