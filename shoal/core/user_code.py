@@ -20,7 +20,7 @@ LONGEST = 2000
 FULL_GPU = "OutOfMemoryError"
 """Torch's exception, by name since workers import no torch: the run says how many envs fit."""
 
-SHOAL = str(Path(__file__).parent)
+SHOAL = str(Path(__file__).parents[1])
 
 LIBRARIES = {
     *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
