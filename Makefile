@@ -5,7 +5,7 @@ WHEEL := .venv-wheel
 # By path: otherwise a folder `shoal` beside a script, the checkout itself, would be taken for the package.
 EDITABLE := --config-settings editable_mode=compat -e
 
-.PHONY: demo test test-slow test-wheel fuzz soak lint ratchet graph-guard docs bench clean
+.PHONY: demo test test-slow test-wheel fuzz soak lint ratchet graph-guard gpu-build gpu-check docs bench clean
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -15,6 +15,10 @@ EDITABLE := --config-settings editable_mode=compat -e
 
 .venv/installed-bench: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(EDITABLE) '.[dev,bench]'
+	touch $@
+
+.venv/installed-gpu-build: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(EDITABLE) '.[dev,gpu-build]'
 	touch $@
 
 demo: .venv/installed
@@ -56,6 +60,14 @@ ratchet: .venv/installed
 # What a GPU would record as CUDA graphs, run on the CPU under the rules of recording.
 graph-guard: .venv/installed
 	$(BIN)/python bench/graph_guard.py
+
+# Every GPU kernel compiled without a GPU, and compared with a revision: make gpu-build BASE=main~3
+gpu-build: .venv/installed-gpu-build
+	$(BIN)/python bench/gpu_build.py --update $(if $(ARCHS),--archs $(ARCHS)) $(if $(BASE),--base $(BASE))
+
+# What only a GPU can tell, in parts of at most nine minutes: make gpu-check PART=1
+gpu-check: .venv/installed
+	$(BIN)/python bench/gpu_check.py $(PART)
 
 docs: .venv/installed
 	$(BIN)/mkdocs build --strict --quiet

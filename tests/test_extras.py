@@ -62,7 +62,7 @@ def closure(requirements: Iterable[str], found: set[str]) -> set[str]:
 
 
 def test_every_extra_for_users_is_named_by_a_module():
-    assert set(EXTRAS.values()) == PROJECT["optional-dependencies"].keys() - {"bench", "dev"}
+    assert set(EXTRAS.values()) == PROJECT["optional-dependencies"].keys() - {"bench", "dev", "gpu-build"}
 
 
 def test_all_of_shoal_imports_without_optional_modules():

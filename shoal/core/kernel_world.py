@@ -18,7 +18,7 @@ import warp as wp
 from shoal.core import kernels, stages
 from shoal.core.errors import ShoalError, excerpt, unknown
 from shoal.core.kernel_cache import load_kernel
-from shoal.core.kernels import Call, Whole
+from shoal.core.kernels import Call, Program, Whole
 from shoal.core.launch import Plan, init_warp, torch_stream
 from shoal.core.random import draw_kernel
 from shoal.core.settings import check_settings
@@ -491,22 +491,25 @@ class KernelWorld(World):
         held = {name: arrays[instead] for name, instead in self._held_actions().items()}
         namespace = SimpleNamespace(**{**arrays, **held}, **tables, config=self.config)
         plan = Plan(self.device, self.num_envs)
-        calls: list[Call] = []
-
-        def flush():
-            if calls:
-                program = kernels.build(self.name.replace("-", "_"), list(calls), self.device.type == "cpu")
+        for run in _fused(stages):
+            if isinstance(run, list):
+                program = self._program(run, self.device.type == "cpu")
                 plan.add_program(program, {**arrays, **self._tables, **self._settings})
-                calls.clear()
-
-        for stage in stages:
-            if isinstance(stage, Call):
-                calls.append(stage)
             else:
-                flush()
-                plan.add_function(lambda stage=stage: stage(namespace))
-        flush()
+                plan.add_function(lambda run=run: run(namespace))
         return plan
+
+    def _program(self, calls: list[Call], on_cpu: bool) -> Program:
+        return kernels.build(self.name.replace("-", "_"), calls, on_cpu)
+
+    def gpu_programs(self) -> dict[str, Program]:
+        """The kernels of a step, of a step that holds envs, and of a restart, in the form for GPUs.
+
+        They are generated only. Nothing is compiled, launched or read, so the world may be on the meta device.
+        """
+        stages = {"step": self._stages(False), "hold": self._stages(True), "restart": self._restart_stages()}
+        runs = {name: [run for run in _fused(listed) if isinstance(run, list)] for name, listed in stages.items()}
+        return {f"{name}.{i}": self._program(run, False) for name in runs for i, run in enumerate(runs[name], 1)}
 
     def _draw(
         self, shape: tuple[int, ...], stream: int, gaussian: bool, low: float = 0.0, high: float = 1.0
@@ -549,6 +552,19 @@ def _group_fields(g: Group) -> dict[str, Field]:
         found["acting"] = Field(bool, (g.agents,))
         found["held"] = replace(found["action"], doc="the action that stands")
     return found
+
+
+def _fused(stages: "list[Call | Callable]") -> "list[list[Call] | Callable]":
+    """Lists of neighbouring calls, one kernel each, with the torch functions between them."""
+    runs: list[list[Call] | Callable] = []
+    for stage in stages:
+        if not isinstance(stage, Call):
+            runs.append(stage)
+        elif runs and isinstance(runs[-1], list):
+            runs[-1].append(stage)
+        else:
+            runs.append([stage])
+    return runs
 
 
 def _declared(value: Any, config: Any) -> Any:

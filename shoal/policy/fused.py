@@ -187,9 +187,9 @@ class FusedActor:
     ) -> None:
         """Fill `action`, `log_prob` and (over a shared torso) `value` for contiguous observations [env, agent, ...]."""
         policy, rows = self.policy, log_prob.numel()
-        many = self.narrow and rows >= MANY_ROWS  # enough programs even if each takes more rows per load of weights
+        options = self.options(rows, mask is not None)
         scale = policy.moments.scale() if policy.normalise else policy.moments.mean
-        act_kernel[(triton.cdiv(rows, 256 if many else 64),)](
+        act_kernel[(triton.cdiv(rows, options["ROWS"]),)](
             observation,
             policy.moments.mean,
             scale,
@@ -208,7 +208,14 @@ class FusedActor:
             log_prob,
             value,
             rows,
-            HAS_MASK=mask is not None,
+            **options,
+        )
+
+    def options(self, rows: int, masked: bool) -> dict[str, Any]:
+        """What the kernel is compiled for: its constants and `num_warps`."""
+        many = self.narrow and rows >= MANY_ROWS  # enough programs even if each takes more rows per load of weights
+        return dict(
+            HAS_MASK=masked,
             ROWS=256 if many else 64,
             num_warps=4 if self.narrow and not many else 8,
             **self.sizes,
