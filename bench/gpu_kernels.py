@@ -23,8 +23,12 @@ import shoal
 from shoal.core import kernels
 from shoal.core.kernels import Call
 from shoal.core.launch import init_warp
-from shoal.core.registry import WORLDS
-from shoal.core.world_loading import world_class
+
+try:
+    from shoal.core.registry import WORLDS
+    from shoal.core.world_loading import world_class
+except ImportError:  # revisions without these modules
+    from shoal.worlds import WORLDS, world_class
 
 PACKAGE = Path(shoal.__file__).parent
 
