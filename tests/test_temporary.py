@@ -16,7 +16,7 @@ from shoal.core.temporary import OWNER, TemporaryFolder, remove_abandoned
 MAKE = """
 import sys, os, signal
 from pathlib import Path
-from shoal.temporary import TemporaryFolder
+from shoal.core.temporary import TemporaryFolder
 kept = [TemporaryFolder("kernels"), TemporaryFolder("scenes", [Path(sys.argv[1])])]
 for folder in kept:
     (folder.path / "file").write_text("x")
@@ -121,4 +121,4 @@ def test_every_temporary_folder_of_the_package_is_one_of_these():
     package = Path(shoal.__file__).parent
     makers = re.compile(r"\b(mkdtemp|TemporaryDirectory)\b")
     found = [str(path.relative_to(package)) for path in package.rglob("*.py") if makers.search(path.read_text())]
-    assert found == ["temporary.py"]
+    assert found == ["core/temporary.py"]

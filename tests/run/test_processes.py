@@ -22,11 +22,11 @@ import shoal
 from shoal.algos import policy_gradient
 from shoal.core.errors import ShoalError
 from shoal.core.launch_info import find_place, first_host
+from shoal.runs import launching
 from shoal.runs.checkpoint import load_checkpoint
 from shoal.runs.folder import RunFolder
 from shoal.runs.jobs import make_job
 from shoal.runs.launching import LOOPBACK, LOST, RESTARTS
-from shoal.training import processes as processes_module
 from shoal.training.processes import Processes, joined
 from shoal.training.trainer import Trainer
 
@@ -490,7 +490,7 @@ def test_processes_that_keep_dying_say_what_helps(tmp_path, monkeypatch, capsys)
         return killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(processes_module, "_run_together", dies)
+        patch.setattr(launching, "_run_together", dies)
         with pytest.raises(ShoalError) as problem:
             shoal.train("cartpole", **settings, processes=2)
     said = f"{killed} after 3 restarts; no checkpoint was saved: remove the cause and start the run again."
@@ -498,7 +498,7 @@ def test_processes_that_keep_dying_say_what_helps(tmp_path, monkeypatch, capsys)
     assert capsys.readouterr().err.count(f"{killed}; all 2 start again from the beginning.") == RESTARTS
     shoal.train("cartpole", **settings)
     with monkeypatch.context() as patch:
-        patch.setattr(processes_module, "_run_together", dies)
+        patch.setattr(launching, "_run_together", dies)
         with pytest.raises(ShoalError) as problem:
             shoal.resume(path, total_steps=6 * STEPS, processes=2)
     said = f"{killed} after 3 restarts; remove the cause and continue from 512 env steps with `shoal resume {path}`."
@@ -524,9 +524,9 @@ WAITS = "import signal; signal.pthread_sigmask(signal.SIG_SETMASK, ()); signal.p
 )
 def test_the_process_that_failed_first_is_named(programs, signals, found):
     command = [sys.executable, "-c", "import os; exec(os.environ['PROGRAM'])"]
-    assert processes_module._run_together(command, [dict(PROGRAM=program) for program in programs], signals) == found
+    assert launching._run_together(command, [dict(PROGRAM=program) for program in programs], signals) == found
     causes = [-9, 1, LOST, None, 0]
-    assert sorted(reversed(causes), key=processes_module._cause_first) == causes
+    assert sorted(reversed(causes), key=launching._cause_first) == causes
 
 
 def test_a_run_goes_on_with_another_number_of_processes(tmp_path):
