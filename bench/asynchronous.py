@@ -32,12 +32,12 @@ SIDES = {
     "asynchronous, first-come": dict(algo="appo", schedule="first-come"),
 }
 HIDDEN = (256, 256)
-SETTINGS = dict(num_envs=16, rollout=128, lr=5e-4, epochs=20, minibatches=4, gamma=0.98, threads=1)
+SETTINGS = dict(num_envs=16, rollout=128, lr=5e-4, epochs=20, num_minibatches=4, gamma=0.98, threads=1)
 """To learn takes about two thirds of the time that it takes to act."""
 
 
 def train(side, steps, seed, hidden):
-    """Env steps/s of one training, and the score of what it has learnt."""
+    """Env steps/s of one training, and the score of what it has learned."""
     settings = dict(SIDES[side])
     world = dict(schedule=settings.pop("schedule"), workers=SETTINGS["num_envs"])
     job = make_job(

@@ -291,9 +291,9 @@ POLICIES: dict[str, dict[str, Any]] = {
         inputs=71, hidden=(256, 256), activation="relu", choices=(21, 21), shared=True, archs=(90,)
     ),
     "masked-normalized": dict(
-        inputs=20, hidden=(128, 64), activation="elu", choices=9, shared=True, masked=True, normalise=True
+        inputs=20, hidden=(128, 64), activation="elu", choices=9, shared=True, masked=True, normalize=True
     ),
-    "silu": dict(inputs=40, hidden=(64, 64), activation="silu", choices=(3, 4), shared=False, normalise=True),
+    "silu": dict(inputs=40, hidden=(64, 64), activation="silu", choices=(3, 4), shared=False, normalize=True),
 }
 """Policies that act in one kernel: sizes; rows of a launch if they are not few; architectures if not all."""
 
@@ -307,12 +307,12 @@ def act_source(name: str) -> tuple[Any, dict[str, int]]:
     from shoal.policy import ActorCritic, mlp_torso
     from shoal.policy.fused import FusedActor, act_kernel
 
-    p = dict(masked=False, normalise=False, rows=4096) | POLICIES[name]
+    p = dict(masked=False, normalize=False, rows=4096) | POLICIES[name]
     space = MultiDiscrete(p["choices"]) if isinstance(p["choices"], tuple) else Discrete(p["choices"])
     with torch.device("meta"):
         group = Group("agent", Box(p["inputs"]), space, masked=p["masked"])
         torso = mlp_torso(p["hidden"], p["activation"])
-        actor = FusedActor(ActorCritic(group, torso, p["shared"], p["normalise"], 0.0))
+        actor = FusedActor(ActorCritic(group, torso, p["shared"], p["normalize"], 0.0))
     if hasattr(actor, "options"):
         constants = actor.options(p["rows"], p["masked"])
     else:  # revisions without that method

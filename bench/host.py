@@ -128,7 +128,7 @@ def atari(seconds):
     return rows
 
 
-def stable_baselines(name, envs, rollout, minibatches, epochs, atari):
+def stable_baselines(name, envs, rollout, num_minibatches, epochs, atari):
     import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_atari_env, make_vec_env
@@ -150,7 +150,7 @@ def stable_baselines(name, envs, rollout, minibatches, epochs, atari):
         policy,
         vector,
         n_steps=rollout,
-        batch_size=samples // minibatches,
+        batch_size=samples // num_minibatches,
         n_epochs=epochs,
         policy_kwargs=network,
         device="cpu",
@@ -159,13 +159,13 @@ def stable_baselines(name, envs, rollout, minibatches, epochs, atari):
     return (lambda: model.learn(samples, reset_num_timesteps=False)), samples
 
 
-def shoal_trainer(name, envs, rollout, minibatches, epochs, **settings):
+def shoal_trainer(name, envs, rollout, num_minibatches, epochs, **settings):
     job = make_job(
         name,
         device="cpu",
         num_envs=envs,
         rollout=rollout,
-        minibatches=minibatches,
+        num_minibatches=num_minibatches,
         epochs=epochs,
         total_steps=1e9,
         **settings,
@@ -178,15 +178,15 @@ def shoal_trainer(name, envs, rollout, minibatches, epochs, **settings):
 
 def training(seconds):
     rows = []
-    lander = dict(envs=16, rollout=256, minibatches=8, epochs=4)
-    plain = dict(hidden=(64, 64), activation="tanh", shared=False, normalise_reward=False)
+    lander = dict(envs=16, rollout=256, num_minibatches=8, epochs=4)
+    plain = dict(hidden=(64, 64), activation="tanh", shared=False, normalize_reward=False)
     contestants = {
         "stable-baselines3": stable_baselines("LunarLander-v3", atari=False, **lander),
         "shoal": shoal_trainer("gym:LunarLander-v3", compile="on", **plain, **lander),
     }
     rates = take_turns(contestants, seconds)
     rows += rows_of("training", "LunarLander-v3, 16 envs, PPO", rates, [("shoal", "stable-baselines3")])
-    pong = dict(envs=16, rollout=64, minibatches=4, epochs=4)
+    pong = dict(envs=16, rollout=64, num_minibatches=4, epochs=4)
     contestants = {
         "stable-baselines3": stable_baselines("PongNoFrameskip-v4", atari=True, **pong),
         "shoal": shoal_trainer("ale:pong", compile="on", **pong),
@@ -235,7 +235,7 @@ def appo_row(envs, rollout, turns, seconds):
         algo="appo",
         num_envs=envs,
         rollout=rollout,
-        minibatches=envs * rollout // 512,
+        num_minibatches=envs * rollout // 512,
         total_steps=1e9,
         world_config=dict(turns=turns),
     )

@@ -3,7 +3,7 @@
 python bench/nav.py                          rows of the table, one JSON line each
 python bench/nav.py depth_1024 rgb_1024      some of them
 python bench/nav.py --compare --frames 16e6  Lamb and Adam at 1,024 and 8,192 envs, equal frames
-python bench/nav.py --compare --frames 16e6 --envs 8192 --minibatches 32      with as many updates as 1,024 envs have
+python bench/nav.py --compare --frames 16e6 --envs 8192 --num-minibatches 32   with as many updates as 1,024 envs have
 python bench/nav.py --out bench/results/nav_h200.jsonl
 """
 
@@ -25,7 +25,7 @@ from shoal.runs.jobs import make_job
 from shoal.tools.bench import machine, measure, save
 from shoal.training.trainer import Trainer
 
-PAPER = dict(epochs=1, minibatches=2, optimiser="lamb", lr=5e-4, lr_scale="sqrt", normalise_advantage=False)
+PAPER = dict(epochs=1, num_minibatches=2, optimizer="lamb", lr=5e-4, lr_scale="sqrt", normalize_advantage=False)
 """How the paper on large batch simulation learns: every frame once."""
 OURS: dict = {}
 """Shoal's own settings, which learn from every frame twice."""
@@ -42,12 +42,12 @@ ROWS = {
     "depth_1024_ours": (1024, OURS, dict(image="depth"), None),
 }
 COMPARED = {
-    "lamb": dict(optimiser="lamb", lr=5e-4, lr_scale="sqrt", lr_batch=256),
-    "adam": dict(optimiser="adam", lr=6e-4, lr_scale="sqrt", lr_batch=8192),
+    "lamb": dict(optimizer="lamb", lr=5e-4, lr_scale="sqrt", lr_batch=256),
+    "adam": dict(optimizer="adam", lr=6e-4, lr_scale="sqrt", lr_batch=8192),
 }
 """Rates for mini-batches of `lr_batch` samples, whence they grow: the paper's for Lamb, Shoal's own for Adam. Both
 learn in two epochs of four mini-batches, as Shoal does, not one of two as in the paper: of 10 million frames, Lamb with
-1,024 envs had learnt to reach one goal in fifty from one epoch of four."""
+1,024 envs had learned to reach one goal in fifty from one epoch of four."""
 CURVE = ("rollout/success", "rollout/spl", "rollout/soft_spl", "rollout/ep_rew_mean")
 
 
@@ -113,11 +113,11 @@ def measure_row(name: str, device: str, warm: float, seconds: float) -> dict:
     return row
 
 
-def compared(device: str, frames: float, envs: list[int], minibatches: int) -> list[tuple[str, Job]]:
+def compared(device: str, frames: float, envs: list[int], num_minibatches: int) -> list[tuple[str, Job]]:
     jobs = []
     for count in envs:
         for name, settings in COMPARED.items():
-            settings = settings | dict(num_envs=count, minibatches=minibatches, total_steps=frames)
+            settings = settings | dict(num_envs=count, num_minibatches=num_minibatches, total_steps=frames)
             jobs.append((f"{name}_{count}", make_job("pointnav", device=device, **settings)))
     return jobs
 
@@ -136,8 +136,8 @@ def learn_row(name: str, job: Job, points: int = 20) -> dict:
     row = dict(
         figure=f"compare_{name}",
         envs=job.train.num_envs,
-        optimiser=job.learn.optimiser,
-        minibatches=job.learn.minibatches,
+        optimizer=job.learn.optimizer,
+        num_minibatches=job.learn.num_minibatches,
         peak_lr=trainer.learners["agent"].peak_lr,
         frames=trainer.steps,
         **dict(zip(("success", "spl", "soft_spl", "reward"), curve[-1][1:], strict=True)),
@@ -155,7 +155,7 @@ def main():
     parser.add_argument("--compare", action="store_true", help="Lamb and Adam instead")
     parser.add_argument("--frames", type=float, default=10e6, help="frames of each training that is compared")
     parser.add_argument("--envs", type=int, nargs="+", default=[1024, 8192], help="env counts that are compared")
-    parser.add_argument("--minibatches", type=int, default=4, help="of each epoch of those trainings")
+    parser.add_argument("--num-minibatches", type=int, default=4, help="of each epoch of those trainings")
     parser.add_argument("--warm", type=float, default=20.0, help="seconds of training before a row is measured")
     parser.add_argument("--seconds", type=float, default=4.0, help="time per figure")
     parser.add_argument("--device", default="cuda")
@@ -163,7 +163,8 @@ def main():
     options = parser.parse_args()
     if options.compare:
         todo = [
-            (learn_row, pair) for pair in compared(options.device, options.frames, options.envs, options.minibatches)
+            (learn_row, pair)
+            for pair in compared(options.device, options.frames, options.envs, options.num_minibatches)
         ]
     else:
         todo = [

@@ -120,9 +120,9 @@ def stable_baselines(samples, minibatch):
     return (lambda: model.learn(samples, reset_num_timesteps=False)), samples
 
 
-def shoal_trainer(envs, rollout, minibatches):
-    settings = dict(hidden=(64, 64), activation="tanh", shared=False, epochs=4, minibatches=minibatches)
-    settings["normalise_reward"] = False  # as in Stable-Baselines3
+def shoal_trainer(envs, rollout, num_minibatches):
+    settings = dict(hidden=(64, 64), activation="tanh", shared=False, epochs=4, num_minibatches=num_minibatches)
+    settings["normalize_reward"] = False  # as in Stable-Baselines3
     job = make_job("cartpole", device="cpu", num_envs=envs, rollout=rollout, total_steps=1e9, compile="on", **settings)
     trainer = Trainer(job)
     for _ in range(3):
@@ -131,12 +131,12 @@ def shoal_trainer(envs, rollout, minibatches):
 
 
 def training(seconds):
-    samples, minibatches = 16_384, 4
-    minibatch = samples // minibatches
+    samples, num_minibatches = 16_384, 4
+    minibatch = samples // num_minibatches
     contestants = {
         "stable-baselines3 PPO, 8 envs": stable_baselines(samples, minibatch),
-        "shoal PPO, 512 envs": shoal_trainer(512, samples // 512, minibatches),
-        "shoal PPO, 1024 envs": shoal_trainer(1024, samples // 1024, minibatches),
+        "shoal PPO, 512 envs": shoal_trainer(512, samples // 512, num_minibatches),
+        "shoal PPO, 1024 envs": shoal_trainer(1024, samples // 1024, num_minibatches),
     }
     rates = take_turns(contestants, seconds)
     rows = [

@@ -66,11 +66,11 @@ class Cell:
         return ["train", self.world, *f"{self.flags} {sizes} {rest}".split(), "--run-dir", str(run_dir)]
 
 
-Q = "--batch-size 128 --learning-starts 1024 --replay-size 20000"
+Q = "--batch-size 128 --learning-starts 1024 --buffer-size 20000"
 
 CELLS = {
     "ppo": Cell("cartpole", "--algo ppo"),
-    "ppo-normalized": Cell("pendulum", "--algo ppo --normalise-observation --normalise-reward"),
+    "ppo-normalized": Cell("pendulum", "--algo ppo --normalize-obs --normalize-reward"),
     "a2c": Cell("acrobot", "--algo a2c"),
     "dqn": Cell("cartpole", f"--algo dqn {Q}"),
     "rainbow": Cell("mountain-car", f"--algo rainbow {Q}"),

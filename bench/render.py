@@ -58,7 +58,7 @@ def cut_in_four(scene: Scene) -> Scene:
         vertices=points.reshape(-1, 3),
         triangles=np.arange(3 * len(points), dtype=np.int32).reshape(-1, 3),
         uv=four(scene.uv, uv_middle),
-        colours=np.tile(scene.colours, (4, 1, 1)),
+        colors=np.tile(scene.colors, (4, 1, 1)),
         **{name: np.tile(getattr(scene, name), 4) for name in ("material", "semantic", "instance")},
     )
 

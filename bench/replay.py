@@ -21,10 +21,10 @@ from shoal.learn.rollout import Rollout, allocate
 from shoal.tools.bench import machine, measure, save
 
 GOAL = 50e6
-"""Samples per second of prioritised vectors on an H200."""
+"""Samples per second of prioritized vectors on an H200."""
 
 ROWS = {
-    # name: observation, frames seen at once, prioritised
+    # name: observation, frames seen at once, prioritized
     "vectors, uniform": (Box(4), 1, False),
     "vectors, by priority": (Box(4), 1, True),
     "images of 84 x 84 x 4, by priority": (Box((1, 84, 84), 0, 255, dtype=torch.uint8), 4, True),
@@ -50,10 +50,10 @@ def random_rollout(observation: Box, stack: int, envs: int, steps: int, device: 
 
 def bench_replay(name: str, transitions: int, envs: int, batch: int, seconds: float, device: torch.device) -> dict:
     """One figure."""
-    observation, stack, prioritised = ROWS[name]
+    observation, stack, prioritized = ROWS[name]
     steps = 16
     rollout = random_rollout(observation, stack, envs, steps, device)
-    replay = Replay(rollout, transitions // envs, 3, 0.99, prioritised=prioritised)
+    replay = Replay(rollout, transitions // envs, 3, 0.99, prioritized=prioritized)
     for _ in range(-(-transitions // (envs * steps)) + 1):
         replay.append()
     errors = torch.rand(batch, device=device)

@@ -132,7 +132,7 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 # --- what can be measured here ------------------------------------------------------------------------------------
 
-CHECKED = dict(algo="ppo", rollout=32, hidden=(64, 64), epochs=2, minibatches=2, threads=1, quiet=True, graph=False)
+CHECKED = dict(algo="ppo", rollout=32, hidden=(64, 64), epochs=2, num_minibatches=2, threads=1, quiet=True, graph=False)
 """Without graphs: sums through the host cannot be part of one, and one process alone is to do the same."""
 WORLD, BLOCKS, ITERATIONS = "cartpole", 6, 8
 ENVS = {"cpu": 2048, "cuda": 2**17}
@@ -171,7 +171,7 @@ def iterations(device: str, processes: Processes) -> dict[str, float]:
         if device == "cuda":
             torch.cuda.synchronize()
         best = min(best, (time.perf_counter() - start) / ITERATIONS)
-    gradient = learner.optimiser.flat.nbytes
+    gradient = learner.optimizer.flat.nbytes
     updates = sum(size >= gradient for size in made)
     found = dict(seconds=best, gradient=float(gradient), updates=updates, others=len(made) - updates + 1)
     if processes.size > 1:

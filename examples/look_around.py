@@ -21,7 +21,7 @@ for house in range(2):
 balls = Movers.make(views, 1, device)  # one per camera; others do not see it
 balls.kind.fill_(SPHERE)
 balls.size.fill_(0.15)
-balls.colour[:] = torch.tensor([0.9, 0.2, 0.1])
+balls.color[:] = torch.tensor([0.9, 0.2, 0.1])
 
 renderer = Renderer(houses, views, (64, 64), ["depth", "rgb"], movers=balls)
 images = renderer.render(poses, row)  # compiles; the same tensors are written in every later call

@@ -63,10 +63,10 @@ class Rocket(KernelWorld):
     state = dict(height=Field(float, unit="m"), speed=Field(float, unit="m/s"))
     groups = (Group("rocket", observation=Box(2), action=Discrete(2)),)
     step, reset, observe = fly, launch, look
-    settings = dict(common=dict(total_steps=500_000, num_envs=128, rollout=64, lr=2e-3, normalise_reward=True))
+    settings = dict(common=dict(total_steps=500_000, num_envs=128, rollout=64, lr=2e-3, normalize_reward=True))
 
     def picture(self, canvas, env):
         """What a recording shows; arrays of the store are torch tensors."""
         canvas.view(-60.0, 60.0, -5.0, 120.0)
-        canvas.line([(-50.0, 0.0), (50.0, 0.0)], "grey", 1.0)
+        canvas.line([(-50.0, 0.0), (50.0, 0.0)], "gray", 1.0)
         canvas.box((0.0, float(self.store.height[env]) + 3.0), 3.0, 6.0, "orange")

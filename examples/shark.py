@@ -55,7 +55,7 @@ def bite(
 @wp.func
 def look_for(env: int, me: wp.vec4, xs: Floats, ys: Floats, speeds: Floats, seen: wp.array[float]):
     """The nearest of a group that still swim: ahead or behind (1 to -1), left or right (1 to -1), how near (to 1)."""
-    last = float(0.0)  # an agent is no neighbour of its own
+    last = float(0.0)  # an agent is no neighbor of its own
     for i in range(SEEN):
         nearest, ahead, left = float(1000.0), float(0.0), float(0.0)
         for other in range(xs.shape[1]):

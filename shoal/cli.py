@@ -24,7 +24,7 @@ Train reinforcement-learning agents at the speed of the hardware.
   shoal bench WORLD     measure steps per second, stepping, rollout only and end to end
   shoal bench render    measure images per second
   shoal scene info SCENE      what a 3-D scene holds: house:SEED, cabin:SEED, or a .glb, .gltf, .obj, .ply file
-  shoal scene render SCENE    a picture of many views of it, in colour and depth
+  shoal scene render SCENE    a picture of many views of it, in color and depth
   shoal scene episodes SCENE  draw PointNav episodes and write them in Habitat's format
   shoal check WORLD     look for mistakes in a world of your own
   shoal list            the worlds there are
@@ -256,7 +256,7 @@ def _scene_arguments(parser, several: bool = False) -> None:
     else:
         parser.add_argument("scene", metavar="SCENE", help=kinds)
     parser.add_argument("--up", default="auto", choices=["auto", "y", "z"], help="the file's upward axis")
-    parser.add_argument("--scale", type=float, default=1.0, help="metres per unit of the file (0.01: centimetres)")
+    parser.add_argument("--scale", type=float, default=1.0, help="meters per unit of the file (0.01: centimeters)")
     parser.add_argument("--strict", action="store_true", help="refuse files whose textures are missing")
 
 
@@ -274,7 +274,7 @@ def _scene_info(words: list[str]) -> int:
 def _scene_render(words: list[str]) -> int:
     import argparse
 
-    parser = _parser("scene render", "Write one picture of many views of a scene, in colour and in depth.")
+    parser = _parser("scene render", "Write one picture of many views of a scene, in color and in depth.")
     _scene_arguments(parser)
     parser.add_argument("--views", type=int, default=16, help="how many (default: 16)")
     parser.add_argument("--out", default="sheet.png", help="file: .png or .jpg (default: sheet.png)")
@@ -391,7 +391,7 @@ def _run_arguments(parser) -> None:
     parser.add_argument("--random", nargs="+", default=[], metavar="GROUP", help="groups that act at random instead")
     parser.add_argument("--load", nargs="+", default=[], metavar="GROUP=RUN", help="groups that another run plays for")
     parser.add_argument(
-        "--set", nargs="+", default=[], metavar="NAME=VALUE", help="other settings of the world: test-scenes=my/folder"
+        "--set", nargs="+", default=[], metavar="NAME=VALUE", help="other settings of the world: eval-scenes=my/folder"
     )
     parser.add_argument(
         "--sample",

@@ -184,7 +184,7 @@ def random_rollout(
     return rollout
 
 
-def advantage_twin(rollout: Rollout, value, final_value, gamma, lam, scale=1.0) -> tuple[np.ndarray, np.ndarray]:
+def advantage_twin(rollout: Rollout, value, final_value, gamma, gae_lambda, scale=1.0) -> tuple[np.ndarray, np.ndarray]:
     """Each advantage as a sum over the errors of the choices that follow in the same life, one agent at a time."""
     reward = scale * rollout.reward.numpy().astype(np.float64)
     terminated, truncated = rollout.terminated.numpy(), rollout.truncated.numpy()
@@ -218,6 +218,6 @@ def advantage_twin(rollout: Rollout, value, final_value, gamma, lam, scale=1.0) 
                             tail = value[u + 1, n, a]
                         u += 1
                     advantage[first, n, a] += weight * (gain + discount * tail - value[t, n, a])
-                    weight *= discount * lam
+                    weight *= discount * gae_lambda
                     t = u
     return advantage, advantage + value[:-1]

@@ -214,7 +214,7 @@ def check(file, mistake, tmp_path, capfd, words):
     text = file.replace(mistake.good, mistake.bad)
     place = tmp_path / "mine.py"
     place.write_text(text)
-    sizes = ["--num-envs", "8", "--rollout", "16", "--minibatches", "2", "--eval-episodes", "0", "--device", "cpu"]
+    sizes = ["--num-envs", "8", "--rollout", "16", "--num-minibatches", "2", "--eval-episodes", "0", "--device", "cpu"]
     flags = [*sizes, "--total-steps", "4096", "--quiet", "--run-dir", str(tmp_path / "run")]
     assert main(["train", *(word.replace("FILE", str(place)) for word in words), *flags]) == mistake.code
     told = capfd.readouterr().err
@@ -288,7 +288,18 @@ def test_mistakes_after_training_are_one_sentence_too(tmp_path, capfd):
     place, run = tmp_path / "mine.py", str(tmp_path / "run")
     render = "    render_mode = 'rgb_array'\n\n    def render(self):\n        raise OSError('no screen')\n"
     place.write_text(ENV + render)
-    flags = ["--total-steps", "64", "--num-envs", "4", "--rollout", "16", "--minibatches", "2", "--eval-episodes", "0"]
+    flags = [
+        "--total-steps",
+        "64",
+        "--num-envs",
+        "4",
+        "--rollout",
+        "16",
+        "--num-minibatches",
+        "2",
+        "--eval-episodes",
+        "0",
+    ]
     assert main(["train", f"{place}:Ball", "--batch", "serial", "--quiet", *flags, "--run-dir", run]) == 0
     assert main(["record", run, "--envs", "1", "--steps", "1", "--out", str(tmp_path / "x.png")]) == 2
     line = len(place.read_text().splitlines())

@@ -29,7 +29,7 @@ class IMPALAConfig(A2CConfig):
     """Settings of IMPALA: A2C that learns from rollouts of policies a little older than its own."""
 
     vtrace: bool = True
-    """Correct advantages and targets by V-trace for what the policy has learnt since it acted."""
+    """Correct advantages and targets by V-trace for what the policy has learned since it acted."""
 
     like: ClassVar[str] = "a2c"
     run: ClassVar[dict[str, Any]] = dict(asynchronous=True)

@@ -31,7 +31,7 @@ class DDPGConfig(OffPolicyConfig):
     lr: float = 1e-3
     """Learning rate; with --lr-scale, of batches of --lr-batch samples."""
     replay_ratio: float = 64.0
-    """How often a transition is learnt from on average: samples drawn over samples made."""
+    """How often a transition is learned from on average: samples drawn over samples made."""
     learning_starts: int = 5_000
     """Transitions that are made before the first update; until then any action is as likely."""
     tau: float = 0.005
@@ -49,9 +49,9 @@ class DDPGConfig(OffPolicyConfig):
     stochastic: bool = False
     """Let the actor draw its actions from a distribution and pay it for entropy."""
     temperature: float | None = None
-    """What a nat of entropy is worth to a stochastic actor (none: learnt, so that the target entropy is met)."""
+    """What a nat of entropy is worth to a stochastic actor (none: learned, so that the target entropy is met)."""
     target_entropy: float | None = None
-    """Entropy that a learnt temperature aims at (none: -1 for each number of an action)."""
+    """Entropy that a learned temperature aims at (none: -1 for each number of an action)."""
 
     network: ClassVar[tuple[str, ...]] = ("critics", "stochastic", "exploration", "temperature")
 
@@ -137,7 +137,7 @@ class ContinuousQ(OffPolicy):
         self._explore()
         self.set_progress(0.0)
 
-    def learnt(self) -> dict[str, nn.Module]:
+    def learned(self) -> dict[str, nn.Module]:
         return {"critics": self.policy.critics, "actor": self.policy.actor}
 
     # --- one update -------------------------------------------------------------------------------------------------
@@ -148,11 +148,11 @@ class ContinuousQ(OffPolicy):
         for normal in self.noise[:-1]:
             sample = self.replay.sample(self.batch, self.beta)
             found = self._critic_losses(sample, normal)
-            self._descend(found, self.optimiser.gradient(found["loss"]), go)
-            if self.config.prioritised:
+            self._descend(found, self.optimizer.gradient(found["loss"]), go)
+            if self.config.prioritized:
                 self.replay.update_priorities(sample.place, found["error"])
         found = self._actor_losses(sample, self.noise[-1])
-        actor = self.optimisers["actor"]
+        actor = self.optimizers["actor"]
         actor.step(actor.gradient(found["actor_loss"] + found["temperature_loss"]), go)
         with torch.no_grad():
             for name in self.per_update:
@@ -231,5 +231,5 @@ class ContinuousQ(OffPolicy):
         return f"{super().remark()}; target networks following by {self.config.tau:g}"
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        names = (f"target.{name}" for name in self.optimisers)
+        names = (f"target.{name}" for name in self.optimizers)
         return {**super().state_dict(), **dict(zip(names, self.target_flats, strict=True))}

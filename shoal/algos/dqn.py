@@ -1,6 +1,6 @@
 """Q-learning from a replay: DQN and what has been added to it, as options of one learner.
 
-Double (van Hasselt et al. 2016), dueling (Wang et al. 2016), prioritised replay (Schaul et al. 2016), n-step targets,
+Double (van Hasselt et al. 2016), dueling (Wang et al. 2016), prioritized replay (Schaul et al. 2016), n-step targets,
 categorical values (C51, Bellemare et al. 2017), quantiles (QR-DQN, Dabney et al. 2018), noisy networks (Fortunato et
 al. 2018); all but quantiles together are Rainbow (Hessel et al. 2018). Exploration rates may differ between envs
 (Ape-X, Horgan et al. 2018). A policy with a core learns from sequences, whose first rows only warm the core up (R2D2,
@@ -38,7 +38,7 @@ ROUNDING = 1e-3
 class QConfig(OffPolicyConfig):
     """Settings of Q-learning; by default plain DQN."""
 
-    target_period: int = 500
+    target_update_interval: int = 500
     """Updates between two copies to the target network."""
     tau: float | None = None
     """Let the target network follow by this share of the way at every update instead (none: by copies)."""
@@ -60,16 +60,16 @@ class QConfig(OffPolicyConfig):
     """Explore by noise in the last layer's weights, besides epsilon."""
     epsilon: float = 1.0
     """How often agents act at random at first."""
-    epsilon_end: float = 0.05
+    exploration_final_eps: float = 0.05
     """How often they do so later."""
-    epsilon_share: float = 0.2
+    exploration_fraction: float = 0.2
     """Share of the run over which it falls."""
-    epsilon_spread: float = 0.0
+    apex_alpha: float = 0.0
     """Let the envs differ: epsilon^(1 + spread i / (N - 1)) for env i of N (Ape-X: 7)."""
     burn_in: int = 32
-    """With a core: steps that each sequence begins with to warm the core up, and that are not learnt from."""
+    """With a core: steps that each sequence begins with to warm the core up, and that are not learned from."""
     sequence: int = 64
-    """With a core: steps of each sequence that are learnt from; a batch has batch-size / sequence of them."""
+    """With a core: steps of each sequence that are learned from; a batch has batch-size / sequence of them."""
     rescale: bool = False
     """Learn h(Q) = sign(Q) (sqrt(|Q| + 1) - 1) + Q / 1000 in place of Q: for rewards of all sizes."""
 
@@ -77,11 +77,11 @@ class QConfig(OffPolicyConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        for name in ("target_period", "atoms", "sequence"):
+        for name in ("target_update_interval", "atoms", "sequence"):
             require(name.replace("_", "-"), getattr(self, name), getattr(self, name) >= 1, "at least 1")
-        for name in ("quantiles", "epsilon_spread", "burn_in"):
+        for name in ("quantiles", "apex_alpha", "burn_in"):
             require(name.replace("_", "-"), getattr(self, name), getattr(self, name) >= 0, "at least 0")
-        for name in ("epsilon", "epsilon_end", "epsilon_share"):
+        for name in ("epsilon", "exploration_final_eps", "exploration_fraction"):
             require(name.replace("_", "-"), getattr(self, name), 0 <= getattr(self, name) <= 1, "between 0 and 1")
         require("huber", self.huber, self.huber is None or self.huber > 0, "above 0")
         require("tau", self.tau, self.tau is None or 0 < self.tau <= 1, "above 0 and at most 1")
@@ -120,8 +120,8 @@ class QConfig(OffPolicyConfig):
 
     def epsilon_at(self, done: float) -> float:
         """How often agents act at random after a share `done` of the run."""
-        t = 1.0 if done >= self.epsilon_share else done / self.epsilon_share
-        return self.epsilon + (self.epsilon_end - self.epsilon) * t
+        t = 1.0 if done >= self.exploration_fraction else done / self.exploration_fraction
+        return self.epsilon + (self.exploration_final_eps - self.epsilon) * t
 
 
 @dataclass(frozen=True)
@@ -134,39 +134,39 @@ class RainbowConfig(QConfig):
     """Let the network that learns choose the action that the target network judges."""
     dueling: bool = True
     """Split Q-values into a value of the state and advantages of the choices."""
-    prioritised: bool = True
+    prioritized: bool = True
     """Draw transitions the more often the larger their error was."""
     atoms: int = 51
     """Numbers from v-min to v-max whose probabilities make up a Q-value (1: it is one number; C51: 51)."""
     noisy: bool = True
     """Explore by noise in the last layer's weights, besides epsilon."""
-    epsilon_end: float = 0.0
+    exploration_final_eps: float = 0.0
     """How often they do so later."""
-    epsilon_share: float = 0.1
+    exploration_fraction: float = 0.1
     """Share of the run over which it falls."""
 
 
 @dataclass(frozen=True)
 class R2D2Config(QConfig):
-    """Settings of R2D2: a policy with a core, learnt from sequences."""
+    """Settings of R2D2: a policy with a core, learned from sequences."""
 
     lr: float = 5e-4
     """Learning rate; with --lr-scale, of batches of --lr-batch samples."""
     gamma: float = 0.997
     """Discount per step."""
-    clip_norm: float = 40.0
+    max_grad_norm: float = 40.0
     """Largest norm of the gradient."""
     batch_size: int = 1280
     """Transitions that an update learns from."""
     replay_ratio: float = 2.0
-    """How often a transition is learnt from on average: samples drawn over samples made."""
+    """How often a transition is learned from on average: samples drawn over samples made."""
     n_step: int = 5
     """Rewards that a target sums before it looks at a value."""
     double: bool = True
     """Let the network that learns choose the action that the target network judges."""
     dueling: bool = True
     """Split Q-values into a value of the state and advantages of the choices."""
-    prioritised: bool = True
+    prioritized: bool = True
     """Draw transitions the more often the larger their error was."""
     priority_alpha: float = 0.9
     """Power of the error that the probability of a transition grows with."""
@@ -174,14 +174,14 @@ class R2D2Config(QConfig):
     """How far weights make up for the priorities at the start of the run; at its end they do so fully (1)."""
     epsilon: float = 0.4
     """How often agents act at random at first."""
-    epsilon_end: float = 0.4
+    exploration_final_eps: float = 0.4
     """How often they do so later."""
-    epsilon_spread: float = 7.0
+    apex_alpha: float = 7.0
     """Let the envs differ: epsilon^(1 + spread i / (N - 1)) for env i of N (Ape-X: 7)."""
     burn_in: int = 40
-    """With a core: steps that each sequence begins with to warm the core up, and that are not learnt from."""
+    """With a core: steps that each sequence begins with to warm the core up, and that are not learned from."""
     sequence: int = 80
-    """With a core: steps of each sequence that are learnt from; a batch has batch-size / sequence of them."""
+    """With a core: steps of each sequence that are learned from; a batch has batch-size / sequence of them."""
     rescale: bool = True
     """Learn h(Q) = sign(Q) (sqrt(|Q| + 1) - 1) + Q / 1000 in place of Q: for rewards of all sizes."""
 
@@ -230,7 +230,7 @@ class QLearner(OffPolicy):
         (self.target_flat,) = self.target_flats
         plans = (policy.noise_plan(seed, LEARNING, self.updates), self.target.noise_plan(seed, AIMING, self.updates))
         self._noise = [plan for plan in plans if plan is not None]
-        self._spread = _powers(rollout, config.epsilon_spread)
+        self._spread = _powers(rollout, config.apex_alpha)
         self._losses = self._wrap(self._losses_eager)
         self._warned = False
         self.set_progress(0.0)
@@ -242,13 +242,13 @@ class QLearner(OffPolicy):
             plan()
         sample = self._drawn()
         found = self._losses(sample)
-        self._descend(found, self.optimiser.gradient(found["loss"]), torch.ones((), device=self.device))
+        self._descend(found, self.optimizer.gradient(found["loss"]), torch.ones((), device=self.device))
         with torch.no_grad():
-            if self.config.prioritised:
+            if self.config.prioritized:
                 self.replay.update_priorities(sample.place, found["error"].detach())
             self._count()
             c = self.config
-            self._follow((self.updates % c.target_period == 0).float() if c.tau is None else c.tau)
+            self._follow((self.updates % c.target_update_interval == 0).float() if c.tau is None else c.tau)
 
     def _drawn(self) -> Sample | Sequences:
         """Fresh experience: transitions, or with a core sequences."""
@@ -309,14 +309,14 @@ class QLearner(OffPolicy):
         ahead = self._best(later.flatten(0, 1), judge.flatten(0, 1), mask)
         batch = len(sample.place)
         place = (sample.later[burn_in:] - burn_in) * batch + torch.arange(batch, device=self.device)
-        learnt = slice(burn_in, burn_in + length)
+        learned = slice(burn_in, burn_in + length)
         return Lesson(
             numbers[:length].flatten(0, 1),
             ahead[place.flatten()],
-            sample.action[learnt].reshape(length * batch, -1).long(),
-            sample.n_step_reward[learnt].flatten(),
-            sample.discount[learnt].flatten(),
-            (sample.weight * sample.counts[learnt]).flatten(),
+            sample.action[learned].reshape(length * batch, -1).long(),
+            sample.n_step_reward[learned].flatten(),
+            sample.discount[learned].flatten(),
+            (sample.weight * sample.counts[learned]).flatten(),
         )
 
     def _warm(self, network: QPolicy, sample: Sequences, ended: torch.Tensor) -> torch.Tensor:
@@ -370,7 +370,7 @@ class QLearner(OffPolicy):
 
     def remark(self) -> str:
         c = self.config
-        follow = f"copied every {c.target_period:,} updates" if c.tau is None else f"following by {c.tau:g}"
+        follow = f"copied every {c.target_update_interval:,} updates" if c.tau is None else f"following by {c.tau:g}"
         along = f"; sequences of {self.sequence} steps after {self.burn_in} to warm up" if self.sequence else ""
         return f"{super().remark()}{along}; target network {follow}"
 
@@ -419,6 +419,6 @@ def _pick(numbers: torch.Tensor, choice: torch.Tensor) -> torch.Tensor:
     """The numbers [batch, width] of one choice each [batch], out of [batch, choices, width]."""
     if not numbers.is_cuda:
         return numbers[torch.arange(len(choice), device=choice.device), choice]
-    # The gradient of a gather scatters, which a compiler cannot fuse with its neighbours; that of a sum it can.
+    # The gradient of a gather scatters, which a compiler cannot fuse with its neighbors; that of a sum it can.
     here = torch.arange(numbers.shape[1], device=choice.device) == choice.unsqueeze(-1)
     return torch.where(here.unsqueeze(-1), numbers, 0.0).sum(dim=1)

@@ -19,7 +19,7 @@ from shoal.learn.optim import Adam
 from shoal.learn.replay import Replay
 from shoal.learn.rollout import Rollout, stacked
 from shoal.policy import Policy
-from shoal.policy.normalise import share_buffers
+from shoal.policy.normalize import share_buffers
 
 PolicyKind = TypeVar("PolicyKind", bound=Policy)
 
@@ -30,23 +30,23 @@ class OffPolicyConfig(LearnerConfig):
 
     lr: float = 2.5e-4
     """Learning rate; with --lr-scale, of batches of --lr-batch samples."""
-    clip_norm: float = 10.0
+    max_grad_norm: float = 10.0
     """Largest norm of the gradient."""
     anneal: Literal["linear", "cosine", "none"] = "none"
     """How the learning rate falls over the rest of the run."""
-    replay_size: int = 1_000_000
+    buffer_size: int = 1_000_000
     """Transitions that are remembered, those of all envs and agents together."""
     replay_memory: float | None = None
     """Memory of the GPU for the replay [GiB]; if it takes more, observations are in the host's (none: no limit)."""
     batch_size: int = 256
     """Transitions that an update learns from."""
     replay_ratio: float = 8.0
-    """How often a transition is learnt from on average: samples drawn over samples made."""
+    """How often a transition is learned from on average: samples drawn over samples made."""
     learning_starts: int = 20_000
     """Transitions that are made before the first update."""
     n_step: int = 1
     """Rewards that a target sums before it looks at a value."""
-    prioritised: bool = False
+    prioritized: bool = False
     """Draw transitions the more often the larger their error was."""
     priority_alpha: float = 0.5
     """Power of the error that the probability of a transition grows with."""
@@ -55,7 +55,7 @@ class OffPolicyConfig(LearnerConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        for name in ("replay_size", "batch_size", "n_step"):
+        for name in ("buffer_size", "batch_size", "n_step"):
             require(name.replace("_", "-"), getattr(self, name), getattr(self, name) >= 1, "at least 1")
         require("replay-memory", self.replay_memory, (self.replay_memory or 0.0) >= 0, "at least 0")
         require("learning-starts", self.learning_starts, self.learning_starts >= 0, "at least 0")
@@ -79,20 +79,20 @@ class OffPolicyConfig(LearnerConfig):
     def unsupported(cls, group: Group) -> str:
         if group.every == 1:
             return ""
-        return f"A replay is learnt from step by step, but group {group.name!r} chooses at every {group.every} steps"
+        return f"A replay is learned from step by step, but group {group.name!r} chooses at every {group.every} steps"
 
     def span(self, core: bool) -> tuple[int, int]:
-        """Rows of a sequence that is drawn: those that warm a core up and those learnt from; none for single steps."""
+        """Rows of a sequence that is drawn: those that warm a core up and those learned from; none for single steps."""
         return 0, 0
 
     def check_rollout(self, steps: int, lanes: int, core: bool) -> None:
         rows = sum(self.span(core))
         least = (steps + self.n_step + max(1, rows)) * lanes
-        if self.replay_size < least:
+        if self.buffer_size < least:
             sequences = f"sequences of {rows} rows, " if rows else ""
             raise ShoalError(
-                f"A replay of {self.replay_size:,} transitions is too short: {sequences}rollouts of {steps} steps and "
-                f"targets of {self.n_step} steps of {lanes:,} envs x agents need {least:,}; raise --replay-size, or "
+                f"A replay of {self.buffer_size:,} transitions is too short: {sequences}rollouts of {steps} steps and "
+                f"targets of {self.n_step} steps of {lanes:,} envs x agents need {least:,}; raise --buffer-size, or "
                 "lower --num-envs, --rollout or --n-step."
             )
 
@@ -136,24 +136,24 @@ class OffPolicy(Learner):
         self.batch = config.batch_size // self.reducer.size
         """Transitions of a batch that this process draws."""
         self.burn_in, self.sequence = config.span(policy.core is not None)
-        """Rows of each sequence that only warm a core up, and those that are learnt from."""
+        """Rows of each sequence that only warm a core up, and those that are learned from."""
         rows = self.burn_in + self.sequence
         least = config.n_step + rollout.stack + 1 + (rows + rollout.steps if rows else 0)
         self.start = max(config.learning_starts, least * lanes)
         """Transitions before the first update: as many as asked for, and enough for targets of n steps."""
         self.replay = Replay(
             rollout,
-            config.replay_size // lanes,
+            config.buffer_size // lanes,
             config.n_step,
             config.gamma,
-            prioritised=config.prioritised,
+            prioritized=config.prioritized,
             alpha=config.priority_alpha,
             seed=seed,
             sequences=rows,
             device_bytes=None if config.replay_memory is None else int(config.replay_memory * 2**30),
         )
-        self.target, self.target_flats = twin(policy, self.optimisers.values())
-        """The network that targets are taken from, and its parameters, a vector for each optimiser."""
+        self.target, self.target_flats = twin(policy, self.optimizers.values())
+        """The network that targets are taken from, and its parameters, a vector for each optimizer."""
         self.beta = torch.ones((), device=self.device)
         self._made = -self.start
         """Transitions since learning began; below 0, so many are still to be made before."""
@@ -180,8 +180,8 @@ class OffPolicy(Learner):
     @torch.no_grad()
     def _follow(self, share: torch.Tensor | float) -> None:
         """Let the target network go a share of the way to where the network is."""
-        for target, optimiser in zip(self.target_flats, self.optimisers.values(), strict=True):
-            target.lerp_(optimiser.flat, share)
+        for target, optimizer in zip(self.target_flats, self.optimizers.values(), strict=True):
+            target.lerp_(optimizer.flat, share)
 
     # --- between updates -------------------------------------------------------------------------------------------
 
@@ -191,7 +191,7 @@ class OffPolicy(Learner):
         self.beta.fill_(self.config.priority_beta + (1.0 - self.config.priority_beta) * done)
 
     def remark(self) -> str:
-        drawn = "by priority" if self.config.prioritised else "evenly"
+        drawn = "by priority" if self.config.prioritized else "evenly"
         return (
             f"{super().remark()}; a replay of {self.replay.reward.numel() * self.reducer.size:,} transitions, drawn "
             f"{drawn}, each {self.config.replay_ratio:g} times{self.replay.remark()}"
@@ -223,14 +223,14 @@ class OffPolicy(Learner):
         return {**super().env_axes(), "epsilon": 0, **replay}
 
 
-def twin(policy: PolicyKind, optimisers: Iterable[Adam]) -> tuple[PolicyKind, list[torch.Tensor]]:
-    """A copy to take targets from, and its parameters as vectors, laid out like those of the optimisers.
+def twin(policy: PolicyKind, optimizers: Iterable[Adam]) -> tuple[PolicyKind, list[torch.Tensor]]:
+    """A copy to take targets from, and its parameters as vectors, laid out like those of the optimizers.
 
     It has parameters and noise of its own but sees as the policy does: running moments are shared.
     """
     made = copy.deepcopy(policy)
     share_buffers(made, policy)
-    flats = {o.flat.untyped_storage().data_ptr(): o.flat.clone() for o in optimisers}
+    flats = {o.flat.untyped_storage().data_ptr(): o.flat.clone() for o in optimizers}
     for own, p in zip(made.parameters(), policy.parameters(), strict=True):
         own.requires_grad_(False)
         start = p.storage_offset()

@@ -27,34 +27,35 @@ in one operation after the other, each on all cores, these would mostly wait for
 class PolicyGradientConfig(LearnerConfig):
     """Settings that every policy-gradient learner has."""
 
-    lam: float = 0.95
-    """Lambda of the generalised advantage estimate."""
+    gae_lambda: float = 0.95
+    """Lambda of the generalized advantage estimate."""
     entropy: float = 0.0
     """Weight of the entropy bonus."""
-    entropy_end: float = 1.0
+    ent_coef_final: float = 1.0
     """Share of that weight that is left at the end of the run; it falls linearly."""
-    value_weight: float = 0.5
+    vf_coef: float = 0.5
     """Weight of the value loss."""
-    normalise_advantage: bool = True
+    normalize_advantage: bool = True
     """Scale the advantages of each mini-batch to mean 0 and deviation 1."""
-    normalise_reward: bool = False
+    normalize_reward: bool = False
     """Divide rewards by the running deviation of the discounted return."""
     vtrace: bool = False
-    """Correct advantages and targets by V-trace for what the policy has learnt since it acted."""
+    """Correct advantages and targets by V-trace for what the policy has learned since it acted."""
     rho_clip: float = 1.0
-    """Largest ratio of probabilities, now over then, by which V-trace weighs what was learnt from a step."""
+    """Largest ratio of probabilities, now over then, by which V-trace weighs what was learned from a step."""
     trace_clip: float = 1.0
     """Largest ratio by which it weighs what came after the step."""
-    pass_size: int | None = None
+    micro_batch_size: int | None = None
     """Samples that an update works on at once; gradients add up (none: what fits in a few GiB)."""
 
     def __post_init__(self):
         super().__post_init__()
-        require("lam", self.lam, 0 <= self.lam <= 1, "between 0 and 1")
-        require("entropy-end", self.entropy_end, 0 <= self.entropy_end <= 1, "between 0 and 1")
+        require("gae-lambda", self.gae_lambda, 0 <= self.gae_lambda <= 1, "between 0 and 1")
+        require("ent-coef-final", self.ent_coef_final, 0 <= self.ent_coef_final <= 1, "between 0 and 1")
         for name in ("rho_clip", "trace_clip"):
             require(name.replace("_", "-"), getattr(self, name), getattr(self, name) > 0, "above 0")
-        require("pass-size", self.pass_size, self.pass_size is None or self.pass_size > 0, "above 0")
+        size = self.micro_batch_size
+        require("micro-batch-size", size, size is None or size > 0, "above 0")
 
 
 class Batch(NamedTuple):
@@ -121,7 +122,7 @@ class PolicyGradient(Learner):
         self.reward_moments.reducer = self.reducer
         self.reward_carry = torch.zeros(envs, agents, device=self.device)
         self._discounted = None
-        if config.normalise_reward:
+        if config.normalize_reward:
             self._discounted = discounted_plan(rollout, self.reward_carry, self.advantage, config.gamma)
         self.ratio = torch.ones_like(rollout.log_prob) if config.vtrace else None
         """[T, N, A]: probability of the actions now over that when they were taken."""
@@ -133,7 +134,7 @@ class PolicyGradient(Learner):
             self.advantage,
             self.target,
             config.gamma,
-            config.lam,
+            config.gae_lambda,
             self.ratio,
             (config.rho_clip, config.trace_clip),
         )
@@ -156,17 +157,17 @@ class PolicyGradient(Learner):
         )
         each = BYTES_PER_ACTIVATION["bf16" if bf16 else "fp32"] * policy.activations()
         limit = activation_memory(self.device) // each
-        self.pass_size = config.pass_size or max(1, limit)
+        self.micro_batch_size = config.micro_batch_size or max(1, limit)
         self._workers = None
-        heavy = config.pass_size is None and policy.activations() >= HEAVY
+        heavy = config.micro_batch_size is None and policy.activations() >= HEAVY
         if heavy and self.device.type == "cpu" and not compiled and cpu_threads() > 1:
             share = -(-config.batch(rollout.samples) // cpu_threads())
-            self.pass_size = min(self.pass_size, max(self._each, share))
+            self.micro_batch_size = min(self.micro_batch_size, max(self._each, share))
             self._workers = ThreadPoolExecutor(cpu_threads(), initializer=lambda: torch.set_num_threads(1))
         if self.reducer.size > 1:  # moments are pooled with every pass: all processes make as many
-            least = torch.full((1,), -float(self.pass_size), dtype=torch.float64, device=self.device)
+            least = torch.full((1,), -float(self.micro_batch_size), dtype=torch.float64, device=self.device)
             self.reducer.maximum(least)
-            self.pass_size = -int(least)
+            self.micro_batch_size = -int(least)
 
         self._value_of = self._wrap(self._value_eager)
         self._judge = self._wrap(self._judge_eager)
@@ -181,7 +182,7 @@ class PolicyGradient(Learner):
         self._prepare()
         self._learn()
         if self.policy.has_moments:
-            # After learning: the rollout was made, and must be learnt from, with one and the same normalisation.
+            # After learning: the rollout was made, and must be learned from, with one and the same normalization.
             for rows in self._passes(self.rollout.samples):
                 part = self._batch.part(rows)
                 self.policy.take_in(part.observation, part.counts)
@@ -237,7 +238,7 @@ class PolicyGradient(Learner):
 
     def _passes(self, units: int, samples_each: int = 1) -> list[slice]:
         """Samples or sequences in passes that fit in memory, of equal size where that is possible."""
-        least = -(-units // max(1, self.pass_size // samples_each))
+        least = -(-units // max(1, self.micro_batch_size // samples_each))
         count = least
         while units % count and count < 4 * least:
             count += 1
@@ -274,15 +275,15 @@ class PolicyGradient(Learner):
         passes = self._passes(self.units if pick is None else pick.shape[0], self._each)
         if whole is None:
             found = self._losses(self._batch, pick, None)
-            return found, self.optimiser.gradient(found["loss"])
+            return found, self.optimizer.gradient(found["loss"])
 
         def one(rows: slice) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
             batch = self._batch.part(rows) if pick is None else self._batch
             found = self._losses(batch, None if pick is None else pick[rows], whole)
-            return found, self.optimiser.gradient(found["loss"])
+            return found, self.optimizer.gradient(found["loss"])
 
         total: dict[str, torch.Tensor] = {}
-        gradient = torch.zeros_like(self.optimiser.flat)
+        gradient = torch.zeros_like(self.optimizer.flat)
         for found, part in map(one, passes) if self._workers is None else self._workers.map(one, passes):
             gradient += part
             for name, value in found.items():
@@ -321,14 +322,14 @@ class PolicyGradient(Learner):
         with self._precision():
             params, value = self._forward(batch, pick)
         log_prob, entropy = self.policy.head.log_prob_and_entropy(params, batch.action)
-        if self.config.normalise_advantage:
+        if self.config.normalize_advantage:
             mean, scale = losses.moments(batch.advantage, weight) if whole is None else (whole.mean, whole.scale)
             batch = batch._replace(advantage=(batch.advantage - mean) * scale)
         found = self._terms(batch, log_prob, value, weight)
         found["entropy_loss"] = -losses.weighted_mean(entropy, weight)
         found["loss"] = (
             found["policy_gradient_loss"]
-            + self.config.value_weight * found["value_loss"]
+            + self.config.vf_coef * found["value_loss"]
             + self.entropy_weight * found["entropy_loss"]
         )
         if whole is None:
@@ -365,7 +366,7 @@ class PolicyGradient(Learner):
 
     def set_progress(self, done: float) -> None:
         super().set_progress(done)
-        self.entropy_weight.fill_(self.config.entropy * (1.0 - (1.0 - self.config.entropy_end) * done))
+        self.entropy_weight.fill_(self.config.entropy * (1.0 - (1.0 - self.config.ent_coef_final) * done))
 
     def cut(self) -> None:
         self.reward_carry.zero_()

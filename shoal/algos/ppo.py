@@ -24,7 +24,7 @@ class PPOConfig(PolicyGradientConfig):
 
     epochs: int = 4
     """Passes over each rollout."""
-    minibatches: int = 4
+    num_minibatches: int = 4
     """Mini-batches per pass; the rollout's samples (with a core: envs times agents) must divide evenly."""
     clip: float = 0.2
     """How far the ratio of new to old probability may move."""
@@ -36,33 +36,33 @@ class PPOConfig(PolicyGradientConfig):
     def __post_init__(self):
         super().__post_init__()
         require("epochs", self.epochs, 1 <= self.epochs <= MOST_EPOCHS, f"from 1 to {MOST_EPOCHS}")
-        require("minibatches", self.minibatches, self.minibatches >= 1, "at least 1")
+        require("num-minibatches", self.num_minibatches, self.num_minibatches >= 1, "at least 1")
         require("clip", self.clip, self.clip > 0, "above 0")
         for name, value in (("clip-value", self.clip_value), ("target-kl", self.target_kl)):
             require(name, value, value is None or value > 0, "above 0")
 
     def batch(self, samples: int) -> int:
-        return samples // self.minibatches
+        return samples // self.num_minibatches
 
     def check_rollout(self, steps: int, lanes: int, core: bool) -> None:
-        if core and lanes % self.minibatches:
+        if core and lanes % self.num_minibatches:
             raise ShoalError(
                 f"A policy with a core learns from whole sequences, but {lanes} of them (num-envs x agents) do not "
-                f"divide into {self.minibatches} mini-batches; change --num-envs or --minibatches."
+                f"divide into {self.num_minibatches} mini-batches; change --num-envs or --num-minibatches."
             )
-        if steps * lanes % self.minibatches:
+        if steps * lanes % self.num_minibatches:
             raise ShoalError(
                 f"A rollout of {steps * lanes} samples (num-envs x agents x rollout) does not divide into "
-                f"{self.minibatches} mini-batches; change --num-envs, --rollout or --minibatches."
+                f"{self.num_minibatches} mini-batches; change --num-envs, --rollout or --num-minibatches."
             )
 
     def check_processes(self, steps: int, lanes: int, core: bool, processes: int) -> None:
         units = lanes if core else steps * lanes
-        if units % self.minibatches:
+        if units % self.num_minibatches:
             what = "sequences" if core else "samples"
             raise ShoalError(
                 f"Each of {processes} processes has {units} {what} of a rollout, which do not divide into "
-                f"{self.minibatches} mini-batches; change --num-envs, --minibatches or the number of processes."
+                f"{self.num_minibatches} mini-batches; change --num-envs, --num-minibatches or the number of processes."
             )
 
 
@@ -73,14 +73,14 @@ class APPOConfig(PPOConfig):
     epochs: int = 1
     """Passes over each rollout."""
     vtrace: bool = True
-    """Correct advantages and targets by V-trace for what the policy has learnt since it acted."""
+    """Correct advantages and targets by V-trace for what the policy has learned since it acted."""
 
     like: ClassVar[str] = "ppo"
     run: ClassVar[dict[str, Any]] = dict(asynchronous=True)
 
 
 class PPO(PolicyGradient):
-    """Proximal policy optimisation."""
+    """Proximal policy optimization."""
 
     metric_names = ("loss", "policy_gradient_loss", "value_loss", "entropy_loss", "approx_kl", "clip_fraction")
     config: PPOConfig
@@ -114,7 +114,7 @@ class PPO(PolicyGradient):
 
     def _learn(self) -> None:
         go = torch.ones((), device=self.device)
-        size = self.order.shape[0] // self.config.minibatches
+        size = self.order.shape[0] // self.config.num_minibatches
         for shuffle in self._shuffles:
             shuffle()
             picks = self.order.split(size)

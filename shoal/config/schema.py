@@ -71,9 +71,9 @@ class TrainConfig:
     """Layers of the core, each on top of the one before."""
     log_std: float = 0.0
     """Logarithm of the first spread of Box actions, in halves of their range."""
-    normalise_observation: bool = False
+    normalize_obs: bool = False
     """Shift and scale observations by their running mean and deviation."""
-    observation_type: Literal["float32", "float16", "bfloat16"] = "float32"
+    obs_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """Type that float observations are kept in; the short ones halve the memory."""
     one_policy: bool = False
     """Let one policy act for all groups, whose spaces must be the same."""
@@ -92,7 +92,7 @@ class TrainConfig:
     asynchronous: bool = False
     """Act and learn at the same time: rollouts are made by policies that are some updates old."""
     max_lag: int = 2
-    """Asynchronously, rollouts that are learnt from, at most, between the acting and the learning from it (0: none)."""
+    """Maximum policy lag: updates allowed between acting and learning (0: synchronous)."""
     learn_device: str | None = None
     """Asynchronously, learn on another device than --device, which then only acts: cuda:1; cuda with --device cpu."""
     compile: Literal["auto", "on", "off"] = "auto"
@@ -105,7 +105,7 @@ class TrainConfig:
     """Type of the products inside networks (auto: bf16 on a GPU, fp32 on a CPU)."""
     eval_episodes: int = 100
     """Episodes of each evaluation; they run at every checkpoint, in envs of their own (0: none)."""
-    eval_sample: bool = False
+    eval_stochastic: bool = False
     """In evaluations, draw actions instead of taking the likeliest, which go round in circles in some games."""
     checkpoint_every: Count | None = None
     """Env steps between checkpoints (default: a fifth of the run)."""
@@ -172,6 +172,6 @@ POLICY_SETTINGS = (
     "core_size",
     "core_layers",
     "log_std",
-    "normalise_observation",
+    "normalize_obs",
 )
 """Settings of a run that make a policy; like the learner's, they can differ between groups."""

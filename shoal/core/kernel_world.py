@@ -555,7 +555,7 @@ def _group_fields(g: Group) -> dict[str, Field]:
 
 
 def _fused(stages: "list[Call | Callable]") -> "list[list[Call] | Callable]":
-    """Lists of neighbouring calls, one kernel each, with the torch functions between them."""
+    """Lists of neighboring calls, one kernel each, with the torch functions between them."""
     runs: list[list[Call] | Callable] = []
     for stage in stages:
         if not isinstance(stage, Call):

@@ -5,7 +5,7 @@ random numbers of that env and step, every other name an array of the store or a
 the kernels around them, one launch for all calls between two torch functions. On a GPU a thread owns an env of single
 agents; several agents share a few lanes of a warp, many a block of threads. These meet after each call, so that a call
 may read what the one before it wrote for other agents. On a CPU the same functions stand in plain counted loops over a
-slice of the envs, which the compiler vectorises.
+slice of the envs, which the compiler vectorizes.
 """
 
 import linecache
@@ -42,7 +42,7 @@ class Call:
 
     `agents` > 0 runs it once per agent of an env; `when` names a flag array that must be set for the env.
     `names` redirects parameters: {"observation": "final_observation"} makes a function write somewhere else.
-    Neighbours of the same `together` touch nothing of one another's: a GPU need not wait between them.
+    Neighbors of the same `together` touch nothing of one another's: a GPU need not wait between them.
     """
 
     function: Any
@@ -208,7 +208,7 @@ def _make_kernel(name: str, source: str, names: dict[str, Any]) -> Any:
         # No fused multiply-add: CPU and GPU then round alike.
         "fuse_fp": False,
         "optimization_level": 3,
-        # Many arrays in one loop: let the compiler check more pairs for overlap before it gives up vectorising.
+        # Many arrays in one loop: let the compiler check more pairs for overlap before it gives up vectorizing.
         "cpu_compiler_flags": "-march=native -mllvm=-inline-threshold=9000"
         " -mllvm=-inline-cold-callsite-threshold=3000 -mllvm=-runtime-memory-check-threshold=512",
     }
@@ -296,7 +296,7 @@ def _shared_body(threads: int, meet: str, calls: list[Call], argument: Callable[
 
 
 def _meeting(item: tuple[int, Call]) -> Any:
-    """Neighbouring calls of the same key run without waiting for one another."""
+    """Neighboring calls of the same key run without waiting for one another."""
     index, call = item
     return "env" if not call.agents else call.together or index
 
@@ -310,7 +310,7 @@ def _over_agents(pad: str, agents: int, body: list[str]) -> list[str]:
 
 
 def _cpu_body(calls: list[Call], argument: Callable[[str, Any], str]) -> list[str]:
-    # One task is a block of envs, few enough to stay in the cache from one loop to the next. The compiler vectorises a
+    # One task is a block of envs, few enough to stay in the cache from one loop to the next. The compiler vectorizes a
     # loop only if it can prove every index to be non-negative (Warp wraps negative ones): hence the test of `first`.
     lines = [f"first = wp.tid() * {ENVS_PER_BLOCK}", f"last = wp.min(first + {ENVS_PER_BLOCK}, count)"]
     lines.append("if first < 0:")

@@ -8,7 +8,7 @@ import torch
 
 from shoal.core.errors import ShoalError, unknown
 
-KINDS = ("plain", "depth", "colour", "choice")
+KINDS = ("plain", "depth", "color", "choice")
 """What a part of an observation can be."""
 
 
@@ -23,7 +23,7 @@ class Discrete:
     n: int
     odds: tuple[float, ...] = ()
     """How likely a new policy, or one that explores, makes each choice, compared with the others (none: all alike). Low
-    for what ends an episode: with few choices, chance would end it before anything is learnt."""
+    for what ends an episode: with few choices, chance would end it before anything is learned."""
 
     def __post_init__(self):
         object.__setattr__(self, "odds", tuple(float(x) for x in self.odds))
@@ -82,7 +82,7 @@ class Box:
     kinds: tuple[tuple[str, str], ...] = ()
     """What parts are, by name (or as a dict), where a network should know more than the shape.
 
-    `depth` is an image of one channel that holds distances [m], `colour` an image that holds 0 to 1, `choice` a one-hot
+    `depth` is an image of one channel that holds distances [m], `color` an image that holds 0 to 1, `choice` a one-hot
     vector.
     """
 

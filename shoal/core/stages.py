@@ -1,6 +1,6 @@
 """What every step does around the author's functions: clearing, keeping books, beginning episodes.
 
-Functions per env are branch-free where they run for every env, so that the CPU's compiler can vectorise them. Those
+Functions per env are branch-free where they run for every env, so that the CPU's compiler can vectorize them. Those
 per agent touch nothing of other agents.
 """
 

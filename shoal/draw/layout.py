@@ -22,7 +22,7 @@ STRIP = 20
 """Height of the line of text [pixels]."""
 GROUND = (255, 255, 255)
 GROUPS = ("orange", "blue", "green", "red", "ink")
-"""Colours of the groups, in their order."""
+"""Colors of the groups, in their order."""
 DART = np.array([(2.0, 0.0), (-1.3, 1.15), (-0.7, 0.0), (-1.3, -1.15)])
 """Corners of an agent that points along the x axis, in radii."""
 
@@ -65,7 +65,7 @@ def draw_agents(canvas: Surface, size: float, crowds: Mapping[str, Mapping[str, 
     for name, trace in traces.items():
         _trails(canvas, trace, *looks[name], longest=0.5 * size)
     corners = [*canvas.at((low, high)), *canvas.at((high, low))]
-    canvas.draw.rectangle(corners, None, canvas.rgb("grey"), canvas.smooth)
+    canvas.draw.rectangle(corners, None, canvas.rgb("gray"), canvas.smooth)
     for name in sorted(traces, key=lambda name: looks[name][1]):  # the few and large above the many and small
         heading = crowds[name].get("heading")
         _bodies(canvas, traces[name], *looks[name], heading, shifts.get(name, 0.0) * looks[name][1])
@@ -111,7 +111,7 @@ def _apart(traces: dict[str, Trace]) -> dict[str, np.ndarray]:
     return dict(zip(traces, np.split(shift, np.cumsum([len(t.place) for t in traces.values()])[:-1]), strict=True))
 
 
-def _trails(canvas: Surface, trace: Trace, colour: tuple[int, ...], radius: float, longest: float) -> None:
+def _trails(canvas: Surface, trace: Trace, color: tuple[int, ...], radius: float, longest: float) -> None:
     """Where agents came from, paler and thinner with age; a jump across the field is no way they went."""
     points = list(trace.trail)
     for i in range(1, len(points)):
@@ -120,7 +120,7 @@ def _trails(canvas: Surface, trace: Trace, colour: tuple[int, ...], radius: floa
         way = np.abs(points[i] - points[i - 1]).max(axis=1)
         moved = (way > 0.0) & (way < longest)
         ends = np.concatenate([_pixels(canvas, points[i - 1][moved]), _pixels(canvas, points[i][moved])], -1)
-        faded = _mixed(colour, 0.5 * share)
+        faded = _mixed(color, 0.5 * share)
         for line in ends.tolist():
             canvas.draw.line(line, faded, width)
 
@@ -128,7 +128,7 @@ def _trails(canvas: Surface, trace: Trace, colour: tuple[int, ...], radius: floa
 def _bodies(
     canvas: Surface,
     trace: Trace,
-    colour: tuple[int, ...],
+    color: tuple[int, ...],
     radius: float,
     heading: np.ndarray | None,
     shift: np.ndarray | float,
@@ -138,19 +138,19 @@ def _bodies(
     r = max(2.0, canvas.scale * radius)
     if heading is None:
         for x, y in at.tolist():
-            canvas.draw.ellipse((x - r, y - r, x + r, y + r), colour, GROUND, canvas.smooth)
+            canvas.draw.ellipse((x - r, y - r, x + r, y + r), color, GROUND, canvas.smooth)
         return
     cosine, sine = np.cos(heading[trace.alive]), np.sin(heading[trace.alive])
     turn = np.stack([np.stack([cosine, -sine], -1), np.stack([-sine, -cosine], -1)], -2)  # y points down in a picture
     corners = at[:, None, :] + r * np.einsum("aij,kj->aki", turn, DART)
     for corner in corners.reshape(len(at), -1).tolist():
-        canvas.draw.polygon(corner, colour, GROUND)
+        canvas.draw.polygon(corner, color, GROUND)
 
 
-def _crosses(canvas: Surface, trace: Trace, colour: tuple[int, ...], radius: float) -> None:
+def _crosses(canvas: Surface, trace: Trace, color: tuple[int, ...], radius: float) -> None:
     """Where agents have left the game."""
     half = max(2.0 * canvas.smooth, 0.6 * canvas.scale * radius)
-    pale = _mixed(colour, 0.4)
+    pale = _mixed(color, 0.4)
     for x, y in _pixels(canvas, trace.place[~trace.alive]).tolist():
         canvas.draw.line((x - half, y - half, x + half, y + half), pale, canvas.smooth)
         canvas.draw.line((x - half, y + half, x + half, y - half), pale, canvas.smooth)
@@ -177,6 +177,6 @@ def _pixels(canvas: Surface, points: np.ndarray) -> np.ndarray:
     return np.array(canvas.origin) + canvas.scale * points * (1.0, -1.0)
 
 
-def _mixed(colour: tuple[int, ...], share: float) -> tuple[int, ...]:
-    """A colour thinned with the ground's."""
-    return tuple(round(share * c + (1.0 - share) * g) for c, g in zip(colour, GROUND, strict=True))
+def _mixed(color: tuple[int, ...], share: float) -> tuple[int, ...]:
+    """A color thinned with the ground's."""
+    return tuple(round(share * c + (1.0 - share) * g) for c, g in zip(color, GROUND, strict=True))

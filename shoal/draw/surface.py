@@ -10,10 +10,10 @@ from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 from shoal.core.errors import unknown
 
-COLOURS = {
+COLORS = {
     "paper": (250, 250, 247),
     "ink": (38, 50, 72),
-    "grey": (168, 174, 184),
+    "gray": (168, 174, 184),
     "orange": (230, 126, 52),
     "green": (60, 150, 100),
     "blue": (58, 118, 190),
@@ -36,7 +36,7 @@ class Surface:
         self.width, self.height, self.smooth = width, height, smooth
         self.memory = {} if memory is None else memory
         """What the pictures of one env remember from one to the next; a recording empties it with each episode."""
-        self.image = Image.new("RGB", (width * smooth, height * smooth), COLOURS["paper"])
+        self.image = Image.new("RGB", (width * smooth, height * smooth), COLORS["paper"])
         self.draw = ImageDraw.Draw(self.image)
         self.view(-1.0, 1.0, -1.0, 1.0)
 
@@ -56,31 +56,31 @@ class Surface:
         """Where a point of the world lies in the picture."""
         return self.origin[0] + self.scale * point[0], self.origin[1] - self.scale * point[1]
 
-    def line(self, points: Sequence[Point], colour: str, width: float) -> None:
+    def line(self, points: Sequence[Point], color: str, width: float) -> None:
         """A line through points."""
         size = max(1, round(self.scale * width))
-        self.draw.line([self.at(p) for p in points], self.rgb(colour), size, joint="curve")
+        self.draw.line([self.at(p) for p in points], self.rgb(color), size, joint="curve")
 
-    def polygon(self, points: Sequence[Point], colour: str) -> None:
+    def polygon(self, points: Sequence[Point], color: str) -> None:
         """A filled shape."""
-        self.draw.polygon([self.at(p) for p in points], self.rgb(colour))
+        self.draw.polygon([self.at(p) for p in points], self.rgb(color))
 
-    def box(self, centre: Point, width: float, height: float, colour: str) -> None:
+    def box(self, center: Point, width: float, height: float, color: str) -> None:
         """A filled rectangle."""
-        x, y = centre
+        x, y = center
         w, h = width / 2, height / 2
-        self.polygon([(x - w, y - h), (x + w, y - h), (x + w, y + h), (x - w, y + h)], colour)
+        self.polygon([(x - w, y - h), (x + w, y - h), (x + w, y + h), (x - w, y + h)], color)
 
-    def disc(self, centre: Point, radius: float, colour: str) -> None:
+    def disc(self, center: Point, radius: float, color: str) -> None:
         """A filled circle."""
-        x, y = self.at(centre)
+        x, y = self.at(center)
         r = radius * self.scale
-        self.draw.ellipse((x - r, y - r, x + r, y + r), self.rgb(colour))
+        self.draw.ellipse((x - r, y - r, x + r, y + r), self.rgb(color))
 
-    def text(self, corner: tuple[int, int], text: str, colour: str = "ink") -> int:
+    def text(self, corner: tuple[int, int], text: str, color: str = "ink") -> int:
         """Words at a place in the picture, counted in its pixels from the top left; returns their width."""
         font = _font(12 * self.smooth)
-        self.draw.text((corner[0] * self.smooth, corner[1] * self.smooth), text, self.rgb(colour), font)
+        self.draw.text((corner[0] * self.smooth, corner[1] * self.smooth), text, self.rgb(color), font)
         return round(font.getlength(text) / self.smooth)
 
     def paste(self, picture: np.ndarray, part: Part | None = None) -> None:
@@ -96,13 +96,13 @@ class Surface:
         return np.asarray(self.image.reduce(self.smooth))
 
     @staticmethod
-    def rgb(colour: str) -> tuple[int, ...]:
-        """A colour by name, or as #rrggbb."""
-        if colour.startswith("#"):
-            return ImageColor.getrgb(colour)
-        if colour not in COLOURS:
-            raise unknown("colour", colour, COLOURS)
-        return COLOURS[colour]
+    def rgb(color: str) -> tuple[int, ...]:
+        """A color by name, or as #rrggbb."""
+        if color.startswith("#"):
+            return ImageColor.getrgb(color)
+        if color not in COLORS:
+            raise unknown("color", color, COLORS)
+        return COLORS[color]
 
 
 @cache

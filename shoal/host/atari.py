@@ -60,7 +60,7 @@ class AtariWorld(HostWorld):
 
     | | |
     |---|---|
-    | observation | one grey frame of 84 x 84, uint8; the policy sees the last four |
+    | observation | one gray frame of 84 x 84, uint8; the policy sees the last four |
     | action | the buttons the game knows |
     | reward | points, of which learners see the sign |
     | end | the game is over, or (`--life-loss`) a life is lost; truncated after 108,000 frames |

@@ -369,7 +369,7 @@ def split(count: int, parts: int) -> list[slice]:
 
 
 def share_out(count: int, workers: int, turns: int) -> list[list[slice]]:
-    """Rows of each worker, a range per turn; all of one turn are neighbours, and nobody has much more than others."""
+    """Rows of each worker, a range per turn; all of one turn are neighbors, and nobody has much more than others."""
     sizes = [
         [rows.stop - rows.start for rows in split(part.stop - part.start, turns)] for part in split(count, workers)
     ]

@@ -47,7 +47,7 @@ class HostWorld(World):
     settings: ClassVar[dict[str, dict[str, Any]]] = {}
     kind: ClassVar[str] = ""
     env_name: ClassVar[str] = ""
-    inside = ("time_limit", "action_repeat", "frame_stack", "observation_type")
+    inside = ("time_limit", "action_repeat", "frame_stack", "obs_dtype")
     resumable = on_device = False
     undivided = ("resumes",)
 
@@ -59,7 +59,7 @@ class HostWorld(World):
         time_limit: int | None = None,
         action_repeat: int = 1,
         frame_stack: int = 1,
-        observation_type: str = "float32",
+        obs_dtype: str = "float32",
     ):
         self.num_envs = num_envs
         self.device = full_device(device)
@@ -69,7 +69,7 @@ class HostWorld(World):
         self.repeat = action_repeat
         self.limit = self._limit(time_limit)
         self.teams = self.teams_of(self.config)
-        self.groups = tuple(_kept_as(g, frame_stack, observation_type) for g in self.groups_of(self.config))
+        self.groups = tuple(_kept_as(g, frame_stack, obs_dtype) for g in self.groups_of(self.config))
         self.outputs = self._own_outputs = self._allocate()
         self.engine: Engine | None = None
         self.lost = np.zeros(num_envs, dtype=bool)
@@ -569,11 +569,11 @@ class GymWorld(HostWorld):
             return gymnasium.make_vec(self.env_name, count, vectorization_mode="vector_entry_point", **kwargs)
 
 
-def _kept_as(group: Group, frame_stack: int, observation_type: str) -> Group:
+def _kept_as(group: Group, frame_stack: int, obs_dtype: str) -> Group:
     """A group as it is shown on the device: so many observations at once, floats in a shorter type."""
     seen = group.observation
     if seen.dtype == torch.float32:
-        seen = replace(seen, dtype=getattr(torch, observation_type))
+        seen = replace(seen, dtype=getattr(torch, obs_dtype))
     return replace(group, observation=seen, stack=group.stack * frame_stack)
 
 
@@ -592,7 +592,7 @@ def _probe(source: Source) -> list[Team]:
 
 
 def _rows(ranges: Sequence[slice]) -> Rows:
-    """Ranges in ascending order as one, or if they are no neighbours, the numbers in them."""
+    """Ranges in ascending order as one, or if they are no neighbors, the numbers in them."""
     if all(a.stop == b.start for a, b in pairwise(ranges)):
         return slice(ranges[0].start, ranges[-1].stop)
     return np.concatenate([np.arange(rows.start, rows.stop) for rows in ranges])

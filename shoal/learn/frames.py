@@ -66,7 +66,7 @@ def add_keep(
 
 
 def _lanes(plan: Plan, frames: wp.array) -> int:
-    """Threads that share a frame: neighbours read neighbouring words; a core of a CPU reads on by itself."""
+    """Threads that share a frame: neighbors read neighboring words; a core of a CPU reads on by itself."""
     return min(LANES, frames.shape[1]) if plan.device.type == "cuda" else 1
 
 

@@ -1,4 +1,4 @@
-"""What all learners share: settings of their steps, optimisers, metrics that stay on the device."""
+"""What all learners share: settings of their steps, optimizers, metrics that stay on the device."""
 
 import math
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from torch import nn
 from shoal.core.errors import ShoalError, require
 from shoal.core.settings import check_settings
 from shoal.core.world import Group
-from shoal.learn.optim import OPTIMISERS, Adam
+from shoal.learn.optim import OPTIMIZERS, Adam
 from shoal.learn.rollout import Rollout
-from shoal.policy.normalise import RunningMoments
+from shoal.policy.normalize import RunningMoments
 
 BYTES_PER_ACTIVATION = {"fp32": 12, "bf16": 5}
 """What a number between two layers costs in an update: itself, what autograd keeps of it, and its gradient."""
@@ -28,7 +28,7 @@ MOST = dict(
     lr=1e6,
     batch_size=2**31 - 1,
     policy_delay=2**20,
-    target_period=2**31 - 1,
+    target_update_interval=2**31 - 1,
     atoms=2**16,
     quantiles=2**16,
     critics=2**8,
@@ -50,15 +50,15 @@ class LearnerConfig:
     """Share of the run in which the learning rate rises from zero."""
     anneal: Literal["linear", "cosine", "none"] = "linear"
     """How the learning rate falls over the rest of the run."""
-    lr_end: float = 0.0
+    lr_final: float = 0.0
     """Share of the learning rate that is left at the end, if it falls."""
-    optimiser: Literal["adam", "lamb"] = "adam"
+    optimizer: Literal["adam", "lamb"] = "adam"
     """Adam, or Lamb for large batches, which fits the steps to the size of the weights."""
     weight_decay: float | None = None
     """Share of the weights lost per step, times the learning rate (none: 0.01 with Lamb, else 0)."""
     gamma: float = 0.99
     """Discount per step."""
-    clip_norm: float = 0.5
+    max_grad_norm: float = 0.5
     """Largest norm of the gradient."""
     adam_eps: float = 1e-5
     """Epsilon of Adam and Lamb."""
@@ -78,20 +78,20 @@ class LearnerConfig:
         require("lr", self.lr, self.lr > 0, "above 0")
         require("lr-batch", self.lr_batch, self.lr_batch > 0, "above 0")
         require("lr-warmup", self.lr_warmup, 0 <= self.lr_warmup < 1, "at least 0 and below 1")
-        require("lr-end", self.lr_end, 0 <= self.lr_end <= 1, "between 0 and 1")
+        require("lr-final", self.lr_final, 0 <= self.lr_final <= 1, "between 0 and 1")
         require("weight-decay", self.weight_decay, (self.weight_decay or 0.0) >= 0, "at least 0")
         require("adam-eps", self.adam_eps, self.adam_eps > 0, "above 0")
         require("gamma", self.gamma, 0 <= self.gamma <= 1, "between 0 and 1")
-        require("clip-norm", self.clip_norm, self.clip_norm > 0, "above 0")
+        require("max-grad-norm", self.max_grad_norm, self.max_grad_norm > 0, "above 0")
 
     @property
     def decay(self) -> float:
         """The weight decay that is meant."""
-        return LAMB_DECAY * (self.optimiser == "lamb") if self.weight_decay is None else self.weight_decay
+        return LAMB_DECAY * (self.optimizer == "lamb") if self.weight_decay is None else self.weight_decay
 
-    def optimise(self, module: nn.Module, compiled: bool) -> Adam:
-        """The optimiser that is meant, for the parameters of a module."""
-        return OPTIMISERS[self.optimiser](module, self.adam_eps, self.clip_norm, compiled, weight_decay=self.decay)
+    def optimize(self, module: nn.Module, compiled: bool) -> Adam:
+        """The optimizer that is meant, for the parameters of a module."""
+        return OPTIMIZERS[self.optimizer](module, self.adam_eps, self.max_grad_norm, compiled, weight_decay=self.decay)
 
     def batch(self, samples: int) -> int:
         """How many samples a step is made of, if a rollout has so many."""
@@ -111,7 +111,7 @@ class LearnerConfig:
             return done / self.lr_warmup
         t = min(1.0, (done - self.lr_warmup) / (1.0 - self.lr_warmup))
         left = {"none": 1.0, "linear": 1.0 - t, "cosine": 0.5 * (1.0 + math.cos(math.pi * t))}[self.anneal]
-        return left if self.anneal == "none" else self.lr_end + (1.0 - self.lr_end) * left
+        return left if self.anneal == "none" else self.lr_final + (1.0 - self.lr_final) * left
 
     @classmethod
     def unsupported(cls, group: Group) -> str:
@@ -138,7 +138,7 @@ class Learner:
     """
 
     metric_names: tuple[str, ...] = ()
-    """What every step of the optimiser adds to."""
+    """What every step of the optimizer adds to."""
     per_update: tuple[str, ...] = ()
     """Metrics that are added to once per update, however many steps it has."""
 
@@ -160,12 +160,12 @@ class Learner:
         self.policy, self.rollout, self.config, self.seed = policy, rollout, config, seed
         self.device = rollout.reward.device
         self.bf16 = bf16
-        self.optimisers = {name: config.optimise(module, compiled) for name, module in self.learnt().items()}
+        self.optimizers = {name: config.optimize(module, compiled) for name, module in self.learned().items()}
         """One for each part of the policy that has a loss of its own."""
-        self.optimiser = next(iter(self.optimisers.values()))
+        self.optimizer = next(iter(self.optimizers.values()))
         if reducer.size > 1:
-            for optimiser in self.optimisers.values():
-                optimiser.reduce = reducer.average
+            for optimizer in self.optimizers.values():
+                optimizer.reduce = reducer.average
         for module in policy.modules():
             if isinstance(module, RunningMoments):
                 module.reducer = reducer
@@ -178,9 +178,9 @@ class Learner:
         self.metric_count = torch.zeros((), device=self.device)
         self._wrap: Any = (lambda f: torch.compile(f, dynamic=False)) if compiled else (lambda f: f)
 
-    def learnt(self) -> dict[str, nn.Module]:
-        """The parts of the policy that have a loss and an optimiser of their own, by the optimiser's name."""
-        return {"optimiser": self.policy}
+    def learned(self) -> dict[str, nn.Module]:
+        """The parts of the policy that have a loss and an optimizer of their own, by the optimizer's name."""
+        return {"optimizer": self.policy}
 
     def store(self) -> None:
         """Take in the rollout as it is now, if the learner keeps experience."""
@@ -201,7 +201,7 @@ class Learner:
 
     def _descend(self, found: dict[str, torch.Tensor], gradient: torch.Tensor, go: torch.Tensor) -> None:
         """Step down the gradient, unless `go` is 0, and add what was found to the metrics."""
-        norm = self.optimiser.step(gradient, go)
+        norm = self.optimizer.step(gradient, go)
         with torch.no_grad():
             for name in self.metric_names:
                 self.metrics[name].add_(found[name].detach())
@@ -220,8 +220,8 @@ class Learner:
 
     def set_progress(self, done: float) -> None:
         """Tell how much of the run is over, from 0 to 1: sets the learning rate."""
-        for optimiser in self.optimisers.values():
-            optimiser.lr.fill_(self.peak_lr * self.config.lr_share(done))
+        for optimizer in self.optimizers.values():
+            optimizer.lr.fill_(self.peak_lr * self.config.lr_share(done))
 
     def remark(self) -> str:
         """How steps are made, in words."""
@@ -232,10 +232,10 @@ class Learner:
             rate += f" x {power}({batch:,} / {c.lr_batch:,}) = {self.peak_lr:.3g}"
         rate += f", rising over {100 * c.lr_warmup:g} % of the run" if c.lr_warmup else ""
         fall = {"none": "", "linear": ", falling linearly", "cosine": ", falling as a cosine"}[c.anneal]
-        fall += f" to {100 * c.lr_end:g} % of it" if fall and c.lr_end else " to 0" if fall else ""
+        fall += f" to {100 * c.lr_final:g} % of it" if fall and c.lr_final else " to 0" if fall else ""
         decay = f", weight decay {c.decay:g}" if c.decay else ""
         size = f"{batch:,} samples{self._in_passes()}"
-        return f"{c.optimiser.capitalize()}{decay}, mini-batches of {size}, learning rate {rate}{fall}"
+        return f"{c.optimizer.capitalize()}{decay}, mini-batches of {size}, learning rate {rate}{fall}"
 
     def _in_passes(self) -> str:
         """In how many passes a mini-batch is worked through, in words, if there are several."""
@@ -262,8 +262,8 @@ class Learner:
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Everything the next update depends on, besides the policy."""
-        pairs = self.optimisers.items()
-        state = {f"{name}.{k}": v for name, optimiser in pairs for k, v in optimiser.state_dict().items()}
+        pairs = self.optimizers.items()
+        state = {f"{name}.{k}": v for name, optimizer in pairs for k, v in optimizer.state_dict().items()}
         return {**state, "updates": self.updates}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:

@@ -74,7 +74,7 @@ def explained_variance(value: torch.Tensor, target: torch.Tensor, weight: torch.
 
 
 def moments(x: torch.Tensor, weight: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and one over the standard deviation, over the samples that count: what advantages are normalised by."""
+    """Mean and one over the standard deviation, over the samples that count: what advantages are normalized by."""
     return weighted_mean(x, weight), scale_of(variance(x, weight))
 
 

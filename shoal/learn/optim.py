@@ -152,5 +152,5 @@ class Lamb(Adam):
         return torch.where(self.inside, squares[self.table], 0.0).sum(dim=1).sqrt()
 
 
-OPTIMISERS: dict[str, type[Adam]] = {"adam": Adam, "lamb": Lamb}
-"""Name on the command line -> optimiser."""
+OPTIMIZERS: dict[str, type[Adam]] = {"adam": Adam, "lamb": Lamb}
+"""Name on the command line -> optimizer."""

@@ -110,7 +110,7 @@ class Replay:
         n_step: int,
         gamma: float,
         *,
-        prioritised: bool = False,
+        prioritized: bool = False,
         alpha: float = 0.5,
         eps: float = 1e-6,
         seed: int = 0,
@@ -139,7 +139,7 @@ class Replay:
         def ring_of(rows: torch.Tensor | None) -> torch.Tensor | None:
             return None if rows is None else zeros(self.steps, *rows.shape[1:], dtype=rows.dtype)
 
-        needed = self.steps * Replay.bytes_per_step(rollout, prioritised, sequences > 0)
+        needed = self.steps * Replay.bytes_per_step(rollout, prioritized, sequences > 0)
         self.on_host = device_bytes is not None and needed > device_bytes and self.device.type == "cuda"
         """Whether observations are in the host's memory, page-locked."""
         seen = mapped if self.on_host else torch.zeros
@@ -170,7 +170,7 @@ class Replay:
         self.counter = zeros(1, dtype=torch.int32)
         """Draws so far: with the seed, it makes the random numbers."""
         self.tree = (
-            SumTree(self.steps // self._stride * envs * agents, self.device, alpha, eps) if prioritised else None
+            SumTree(self.steps // self._stride * envs * agents, self.device, alpha, eps) if prioritized else None
         )
         self._taken = zeros(envs, dtype=torch.int32)
         self._begin = zeros(1, dtype=torch.int32)
@@ -378,7 +378,7 @@ class Replay:
         return ", observations in the host's memory" if self.on_host else ""
 
     @staticmethod
-    def bytes_per_step(rollout: Rollout, prioritised: bool = False, sequences: bool = False) -> int:
+    def bytes_per_step(rollout: Rollout, prioritized: bool = False, sequences: bool = False) -> int:
         """Memory for one step of all envs; of final observations a share. Works on torch's meta device.
 
         For sequences there are priorities, and what agents remembered, once per rollout.
@@ -387,7 +387,7 @@ class Replay:
         rows = [rollout.observation, rollout.action, rollout.reward, rollout.terminated, rollout.truncated]
         rows += [t for t in (rollout.age, rollout.alive, rollout.acting, rollout.action_mask) if t is not None]
         found = sum(t[0].nbytes for t in rows) + 4 * rollout.terminated.shape[1]
-        if prioritised:
+        if prioritized:
             found += rollout.reward[0].nbytes * 33 // (32 * stride)
         if sequences and rollout.state is not None:
             found += rollout.state[0].nbytes // stride

@@ -11,7 +11,7 @@ ALWAYS = torch.ones(1, 1, 1, dtype=torch.bool)
 
 
 @wp.func
-def generalised_advantage(
+def generalized_advantage(
     env: int,
     agent: int,
     gamma: float,
@@ -162,7 +162,7 @@ def advantage_plan(
         advantage=_by_env(advantage),
         target=_by_env(target),
     )
-    return bind("advantage", generalised_advantage, value.device, envs, arguments, agents)
+    return bind("advantage", generalized_advantage, value.device, envs, arguments, agents)
 
 
 def discounted_plan(rollout: Rollout, carry: torch.Tensor, total: torch.Tensor, gamma: float) -> Plan:

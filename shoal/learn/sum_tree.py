@@ -186,6 +186,6 @@ def sum_range(
     begin: wp.array(dtype=int),
     nodes: wp.array(dtype=float),
 ):
-    """Renew neighbouring nodes of one level, from the one above leaf `begin` on."""
+    """Renew neighboring nodes of one level, from the one above leaf `begin` on."""
     node = (begin[0] // reach + first + wp.tid()) % count
     nodes[parent + node] = family(child, node, nodes)

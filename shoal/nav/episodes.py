@@ -32,10 +32,10 @@ from shoal.scene.sources import expand, prepare
 FILES = (".json.gz", ".json")
 
 NEAR = 0.5
-"""Metres from walkable floor that a start or a goal may be, to be put there."""
+"""Meters from walkable floor that a start or a goal may be, to be put there."""
 
 RADIUS = 0.2
-"""Metres around a goal that count as there, where a file says nothing."""
+"""Meters around a goal that count as there, where a file says nothing."""
 
 UPRIGHT = 0.999
 """Cosine of the most that a start may lean: an agent turns about the upward axis only."""
@@ -62,15 +62,15 @@ class Episodes:
     ids: np.ndarray
     """str [n]."""
     starts: np.ndarray
-    """float32 [n, 3], metres."""
+    """float32 [n, 3], meters."""
     yaws: np.ndarray
     """float32 [n], radians from x towards y."""
     goals: np.ndarray
-    """float32 [n, 3], metres."""
+    """float32 [n, 3], meters."""
     radius: np.ndarray
-    """float32 [n], metres around the goal."""
+    """float32 [n], meters around the goal."""
     distance: np.ndarray
-    """float32 [n], metres from start to goal along the floor; NaN where the file does not say."""
+    """float32 [n], meters from start to goal along the floor; NaN where the file does not say."""
     file: str = ""
     """Where they were read, for messages."""
 
@@ -331,7 +331,7 @@ def _length(name: str, field: str, value: Any, default: float) -> float:
     if value is None:
         return default
     if not _is_number(value) or value < 0:
-        raise ShoalError(f"{name}: {field} is {_short(value)}, not a length in metres.")
+        raise ShoalError(f"{name}: {field} is {_short(value)}, not a length in meters.")
     return value
 
 
@@ -380,11 +380,11 @@ class Rules:
     """Which starts and goals make an episode; Habitat's unless told otherwise."""
 
     shortest: float = 1.0
-    """Metres along the floor at least."""
+    """Meters along the floor at least."""
     longest: float = 30.0
-    """Metres at most."""
+    """Meters at most."""
     rise: float = 0.5
-    """Metres that the goal may be higher or lower than the start."""
+    """Meters that the goal may be higher or lower than the start."""
     straight: float = 1.1
     """Ways that are shorter than this many times the straight line are kept with probability 20 (ratio - 0.98)²."""
 

@@ -13,7 +13,7 @@ REACH = wp.constant(32)
 """Cells on each side of the start that are told apart."""
 
 STOREY = wp.constant(2.0)
-"""Metres of height from which on cells above one another are told apart."""
+"""Meters of height from which on cells above one another are told apart."""
 
 LEVELS = 4
 
@@ -26,7 +26,7 @@ class ExploreConfig(NavConfig):
     """Settings of Explore."""
 
     square: float = 1.0
-    """Metres of a cell a side."""
+    """Meters of a cell a side."""
     prize: float = 0.25
     """Reward for a cell that was not entered before."""
 

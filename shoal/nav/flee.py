@@ -45,7 +45,7 @@ class Flee(NavWorld):
     |---|---|
     | observation | depth (or RGB, or both); the last action |
     | action | forward 0.25 m, turn left 10 degrees, turn right 10 degrees |
-    | reward | metres gained from the start, along the floor |
+    | reward | meters gained from the start, along the floor |
     | end | truncated after 500 steps |
     """
 

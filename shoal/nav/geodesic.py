@@ -1,7 +1,7 @@
 """Geodesic distance: for each goal a field over the ground, solved in parallel, read in constant time.
 
 The field T is the solution of the eikonal equation |grad T| = 1 on the cells where an agent can stand, by an upwind
-scheme: a front that passed the lesser neighbours along x and y goes on straight in the plane through them and the cell,
+scheme: a front that passed the lesser neighbors along x and y goes on straight in the plane through them and the cell,
 which may slope; and the same along the two diagonals, whichever arrives first. Around the goal, as far as it is in
 sight, T is the exact distance: there the scheme would err most.
 """
@@ -20,7 +20,7 @@ from shoal.nav.walk import (
     cell_middle,
     cell_of,
     is_clear,
-    neighbour,
+    neighbor,
     on_floor,
     standing_cell,
 )
@@ -28,12 +28,12 @@ from shoal.nav.walk import (
 wp.set_module_options({"enable_backward": False})
 
 MILLI = wp.constant(1000.0)
-"""Fields are kept in millimetres, 16 bits each."""
+"""Fields are kept in millimeters, 16 bits each."""
 
 UNREACHABLE = wp.constant(65535)
 
 EXACT = wp.constant(1.0)
-"""Metres around a goal within which what is in sight of it is measured straight."""
+"""Meters around a goal within which what is in sight of it is measured straight."""
 
 FARTHEST = wp.constant(1.0e9)
 
@@ -50,7 +50,7 @@ class FieldMemory:
         self.goal = torch.zeros(rows, goals, 3, device=device)
         """float32 [rows, goals, 3]: the places, on the floor."""
         self.field = torch.full((rows, goals, ground.cells), -1, dtype=torch.int16, device=device)
-        """The bits of uint16 [rows, goals, cells]: millimetres along the floor; 65535 where there is no way."""
+        """The bits of uint16 [rows, goals, cells]: millimeters along the floor; 65535 where there is no way."""
         self._work = torch.zeros(goals, ground.cells, device=device)
         self._links = torch.zeros(ground.cells, 8, dtype=torch.int32, device=device)
         self._changed = torch.zeros(goals, dtype=torch.int32, device=device)
@@ -75,12 +75,12 @@ class FieldMemory:
 
 @wp.func
 def shares_clear(ground: Ground, row: int, i: int, other: int, k: int) -> bool:
-    """Whether a cell that an agent can stand on lies beside both cell `i` and its k-th neighbour, along x or y."""
+    """Whether a cell that an agent can stand on lies beside both cell `i` and its k-th neighbor, along x or y."""
     across = wp.where(k < 2, 2, 0)
     shared = bool(False)
     for side in range(2):
-        shared = shared or is_clear(ground, row, neighbour(ground, row, i, across + side))
-        shared = shared or is_clear(ground, row, neighbour(ground, row, other, across + side))
+        shared = shared or is_clear(ground, row, neighbor(ground, row, i, across + side))
+        shared = shared or is_clear(ground, row, neighbor(ground, row, other, across + side))
     return shared
 
 
@@ -95,7 +95,7 @@ def is_floor(ground: Ground, row: int, i: int) -> bool:
 
 @wp.func
 def is_linked(ground: Ground, row: int, i: int, other: int, k: int) -> bool:
-    """Whether an agent can go from cell `i` to its k-th neighbour, of the same region.
+    """Whether an agent can go from cell `i` to its k-th neighbor, of the same region.
 
     Between two cells of the margin, where it cannot stand in the middle, only along the edge of the same floor; around
     a corner between floor and margin, if one of the two cells beside the diagonal is of the floor.
@@ -116,7 +116,7 @@ def find_links(first: int, ground: Ground, row: int, links: wp.array2d(dtype=int
     for k in range(8):
         link = int(-1)
         if ground.region[row, i] >= 0:
-            other = neighbour(ground, row, i, k)
+            other = neighbor(ground, row, i, k)
             if is_floor(ground, row, other):
                 if ground.region[row, other] == ground.region[row, i] and is_linked(ground, row, i, other, k):
                     link = other
@@ -160,7 +160,7 @@ def sow(
 def lesser(
     ground: Ground, row: int, links: wp.array2d(dtype=int), work: wp.array2d(dtype=float), g: int, i: int, k: int
 ) -> wp.vec2:
-    """The lesser of the two neighbours along an axis, and how much higher it lies."""
+    """The lesser of the two neighbors along an axis, and how much higher it lies."""
     best = wp.vec2(FARTHEST, 0.0)
     for side in range(2):
         other = links[i, k + side]
@@ -173,7 +173,7 @@ def lesser(
 
 @wp.func
 def arrival(a: wp.vec2, b: wp.vec2, flat: float) -> float:
-    """When a front that passed two neighbours, `flat` m² away across from one another, arrives here.
+    """When a front that passed two neighbors, `flat` m² away across from one another, arrives here.
 
     With e and f the ways to them, T solves |grad T| = 1 where e grad T = a - T and f grad T = b - T. The front must
     come from between the two, and after both.
@@ -206,7 +206,7 @@ def march(
     work: wp.array2d(dtype=float),
     changed: wp.array(dtype=int),
 ):
-    """Lower every cell to what its neighbours say, again and again until nothing changes; a block of threads a goal."""
+    """Lower every cell to what its neighbors say, again and again until nothing changes; a block of threads a goal."""
     n = first + wp.tid()
     g = n // threads
     lane = n % threads
@@ -244,14 +244,14 @@ def march(
 
 @wp.kernel
 def keep(first: int, cells: int, work: wp.array2d(dtype=float), field: wp.array2d(dtype=wp.uint16)):
-    """Fields in millimetres."""
+    """Fields in millimeters."""
     n = first + wp.tid()
     g = n // cells
     i = n % cells
-    metres = wp.abs(work[g, i])
+    meters = wp.abs(work[g, i])
     value = UNREACHABLE
-    if metres < 65.0:
-        value = int(metres * MILLI + 0.5)
+    if meters < 65.0:
+        value = int(meters * MILLI + 0.5)
     field[g, i] = wp.uint16(value)
 
 
@@ -259,7 +259,7 @@ def keep(first: int, cells: int, work: wp.array2d(dtype=float), field: wp.array2
 def distance_at(
     ground: Ground, row: int, field: wp.array3d(dtype=wp.uint16), g: int, goal: wp.vec3, place: wp.vec3
 ) -> float:
-    """Metres along the floor from a place to goal `g` of a row; inf where there is no way."""
+    """Meters along the floor from a place to goal `g` of a row; inf where there is no way."""
     straight = wp.length(goal - place)
     i = standing_cell(ground, row, place)
     if i < 0:

@@ -2,7 +2,7 @@
 
 A cell of a storey is a place where an agent may stand if the floor is not too steep, nothing is lower than the agent is
 high, and walls and furniture are farther away than its radius. `clearance` is the distance to the nearest obstacle, in
-metres; between the cells' middles it is interpolated, so that walls in any direction are smooth to slide along.
+meters; between the cells' middles it is interpolated, so that walls in any direction are smooth to slide along.
 
 A survey is kept on disk beside the prepared scene, and on the host: what is asked of it there waits for no device.
 """
@@ -21,7 +21,7 @@ from shoal.core.errors import ShoalError, require
 from shoal.core.launch import Plan, init_warp
 from shoal.core.store import free_memory, warp_view
 from shoal.nav import walk
-from shoal.nav.walk import CLOSE, NOWHERE, Ground, beside_diagonal, cell_middle, is_clear, neighbour
+from shoal.nav.walk import CLOSE, NOWHERE, Ground, beside_diagonal, cell_middle, is_clear, neighbor
 from shoal.render import cast
 from shoal.render.cast import Hit, Table, Words, face_normal, trace
 from shoal.scene.cache import cached
@@ -34,17 +34,17 @@ STOREYS = 4
 """Floors above one another that are told apart."""
 
 STOREY = 3.5
-"""Metres that a storey is high."""
+"""Meters that a storey is high."""
 
 DIRECTIONS = wp.constant(16)
 HEIGHTS = wp.constant(4)
 """Rays around each place, at so many heights between the climb and the head."""
 
 FAR = wp.constant(1.0)
-"""Metres: obstacles farther away than this are not told apart."""
+"""Meters: obstacles farther away than this are not told apart."""
 
 BEHIND = wp.constant(1.0e-3)
-"""Metres behind the middle of a cell where rays begin: a wall whose face goes through the middle is met."""
+"""Meters behind the middle of a cell where rays begin: a wall whose face goes through the middle is met."""
 
 SLACK = wp.constant(0.45)
 """Parts of a cell that the middle of a cell beside a wall may be nearer to it than an agent, to belong to the floor."""
@@ -62,7 +62,7 @@ PARTS = ("height", "clearance", "region")
 """What is found of every cell."""
 
 SMALLEST_REGION = 4.0
-"""Square metres of connected floor that episodes may begin on."""
+"""Square meters of connected floor that episodes may begin on."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,11 @@ class Body:
     """Who walks."""
 
     radius: float = 0.1
-    """Metres from obstacles that its middle must keep."""
+    """Meters from obstacles that its middle must keep."""
     height: float = 1.5
-    """Metres of free space above the floor."""
+    """Meters of free space above the floor."""
     climb: float = 0.2
-    """Metres of a step that it can take up or down."""
+    """Meters of a step that it can take up or down."""
     slope: float = 45.0
     """Degrees of the steepest floor."""
 
@@ -90,11 +90,11 @@ class Survey:
     height: np.ndarray
     """float32 [cells]: height of the floor, NOWHERE where there is none."""
     clearance: np.ndarray
-    """float32 [cells]: metres to the nearest obstacle."""
+    """float32 [cells]: meters to the nearest obstacle."""
     region: np.ndarray
     """int32 [cells]: the connected region, numbered by the first of its cells; -1 where nobody can stand."""
     area: np.ndarray
-    """float32 [cells]: square metres of the region of that number."""
+    """float32 [cells]: square meters of the region of that number."""
 
 
 class GroundMemory:
@@ -118,7 +118,7 @@ class GroundMemory:
         self.height = make(cells, value=NOWHERE)
         """float32 [rows, cells]: height of the floor, NOWHERE where there is none."""
         self.clearance = make(cells)
-        """float32 [rows, cells]: metres to the nearest obstacle, 1 at most; 0 where there is no floor."""
+        """float32 [rows, cells]: meters to the nearest obstacle, 1 at most; 0 where there is no floor."""
         self.region = make(cells, dtype=torch.int32, value=-1)
         """int32 [rows, cells]: the connected region, numbered by the first of its cells; -1 where nobody can stand."""
         self.ground = Ground()
@@ -151,7 +151,7 @@ class GroundMemory:
             (x0, y0, _), (x1, y1, _) = largest.bounds
             raise ShoalError(
                 f"{largest.name} is {x1 - x0:.0f} x {y1 - y0:.0f} m: its ground would take {need / 1e9:.1f} GB, and "
-                f"{free / 1e9:.1f} GB are free; say what its unit is (--scale 0.01: centimetres) or use larger cells."
+                f"{free / 1e9:.1f} GB are free; say what its unit is (--scale 0.01: centimeters) or use larger cells."
             )
         return cells
 
@@ -366,13 +366,13 @@ def find_edges(first: int, ground: Ground, row: int):
     if ground.height[row, i] > NOWHERE:
         for k in range(8):
             away = wp.where(k < 4, 1.0, 1.4143) * ground.cell
-            if neighbour(ground, row, i, k) < 0 and ground.clearance[row, i] > away:
+            if neighbor(ground, row, i, k) < 0 and ground.clearance[row, i] > away:
                 ground.clearance[row, i] = 0.5 * ground.cell
 
 
 @wp.func
 def around(k: int) -> int:
-    """The k-th neighbour on the way around a cell, for `neighbour`."""
+    """The k-th neighbor on the way around a cell, for `neighbor`."""
     turn = wp.vector(0, 4, 2, 7, 1, 5, 3, 6, dtype=int)
     return turn[k % 8]
 
@@ -381,15 +381,15 @@ def around(k: int) -> int:
 def is_margin(ground: Ground, row: int, i: int) -> bool:
     """Whether a cell lies along the edge of the floor, where an agent can be in a part of it.
 
-    Those of its neighbours that an agent can stand on must hang together, one beside the other. A cell in a gap that is
-    too narrow has such neighbours on both sides, and what is on one side of it is not to reach the other.
+    Those of its neighbors that an agent can stand on must hang together, one beside the other. A cell in a gap that is
+    too narrow has such neighbors on both sides, and what is on one side of it is not to reach the other.
     """
     groups = int(0)
     clear = int(0)
     if ground.clearance[row, i] >= ground.radius - SLACK * ground.cell:
-        before = neighbour(ground, row, i, around(7))
+        before = neighbor(ground, row, i, around(7))
         for k in range(8):
-            other = neighbour(ground, row, i, around(k))
+            other = neighbor(ground, row, i, around(k))
             if is_clear(ground, row, other):
                 clear += 1
                 joined = bool(False)
@@ -456,7 +456,7 @@ def join_regions(first: int, ground: Ground, row: int):
     if ground.region[row, i] >= 0:
         inside = is_clear(ground, row, i)
         for k in range(8):
-            other = neighbour(ground, row, i, k)
+            other = neighbor(ground, row, i, k)
             joins = is_clear(ground, row, other)
             if joins and inside and k >= 4:
                 joins = can_cross(ground, row, i, other, k)

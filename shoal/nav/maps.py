@@ -17,13 +17,13 @@ from shoal.nav.paths import Floor, field_of, shortest_path
 from shoal.nav.walk import NOWHERE
 
 AGENTS = ("orange", "blue", "green", "#c8a814")
-"""Colours of agents, in turn; about those that they have in one another's eyes."""
+"""Colors of agents, in turn; about those that they have in one another's eyes."""
 
 FLOOR, NARROW, THINGS, EDGE = (255, 255, 255), (232, 235, 240), (206, 211, 218), (112, 122, 138)
 """Open floor, floor beside obstacles, what nobody can stand on, and the line around walkable floor."""
 
 MARGIN = 0.4
-"""Metres around the walkable floor that a map shows."""
+"""Meters around the walkable floor that a map shows."""
 
 PINHOLE = 7
 """Cells of the largest gap in a thing that is not drawn."""
@@ -38,7 +38,7 @@ DART = np.array([(1.5, 0.0), (-1.0, 0.9), (-0.5, 0.0), (-1.0, -0.9)])
 """Corners of an agent that looks along the x axis, in its size."""
 
 NEAR_TO_FAR = np.array([(255, 246, 224), (244, 196, 148), (206, 118, 122), (118, 78, 128), (46, 48, 92), (16, 20, 40)])
-"""Colours of depth, evenly over its square root: near things are told apart best."""
+"""Colors of depth, evenly over its square root: near things are told apart best."""
 
 
 # --- maps ----------------------------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ class TopDown:
 
     @staticmethod
     def cells(floor: Floor) -> np.ndarray:
-        """uint8 [row, column, 3], a pixel a cell, y up: walkable light, other floor grey, nothing black."""
+        """uint8 [row, column, 3], a pixel a cell, y up: walkable light, other floor gray, nothing black."""
         image = np.zeros((*floor.height.shape[1:], 3), np.uint8)
         image[(floor.height > NOWHERE).any(0)] = (70, 70, 74)
         image[(floor.region >= 0).any(0)] = (205, 220, 205)
@@ -114,48 +114,48 @@ class TopDown:
         return np.clip(image, 0, 255).astype(np.uint8)
 
     def lay(self, canvas: Canvas, part: Part | None = None) -> None:
-        """The ground on a part of a canvas, whose lengths are metres of the scene from then on."""
+        """The ground on a part of a canvas, whose lengths are meters of the scene from then on."""
         canvas.view(*self.bounds, part)
         left, right, bottom, top = self.bounds
         (x0, y0), (x1, y1) = canvas.at((left, top)), canvas.at((right, bottom))
         image = self.image(round(x1 - x0), round(y1 - y0))
         canvas.paste(image, part)
 
-    def path(self, canvas: Canvas, points: np.ndarray, colour: str, width: float = 2.5) -> None:
+    def path(self, canvas: Canvas, points: np.ndarray, color: str, width: float = 2.5) -> None:
         """A path [n, 2 or more] that was walked, `width` pixels wide."""
         if len(points) > 1:
-            canvas.line([(x, y) for x, y in points[:, :2]], colour, width * canvas.smooth / canvas.scale)
+            canvas.line([(x, y) for x, y in points[:, :2]], color, width * canvas.smooth / canvas.scale)
 
-    def best(self, canvas: Canvas, points: np.ndarray, colour: str) -> None:
+    def best(self, canvas: Canvas, points: np.ndarray, color: str) -> None:
         """The shortest path: a pale band, on which the one that was walked is seen."""
-        self.path(canvas, points, pale(canvas, colour, 0.45), 6.0)
+        self.path(canvas, points, pale(canvas, color, 0.45), 6.0)
         for end in (points[0], points[-1]):
-            canvas.disc(end[:2], 3.0 * canvas.smooth / canvas.scale, pale(canvas, colour, 0.45))
+            canvas.disc(end[:2], 3.0 * canvas.smooth / canvas.scale, pale(canvas, color, 0.45))
 
-    def start(self, canvas: Canvas, place: np.ndarray, colour: str) -> None:
+    def start(self, canvas: Canvas, place: np.ndarray, color: str) -> None:
         """Where an agent began: a ring."""
         pixel = canvas.smooth / canvas.scale
-        canvas.disc(place[:2], 4.5 * pixel, colour)
+        canvas.disc(place[:2], 4.5 * pixel, color)
         canvas.disc(place[:2], 2.5 * pixel, "#ffffff")
 
-    def goal(self, canvas: Canvas, place: np.ndarray, colour: str) -> None:
+    def goal(self, canvas: Canvas, place: np.ndarray, color: str) -> None:
         """Where an agent should go: a target."""
         pixel = canvas.smooth / canvas.scale
-        for radius, tint in ((8.0, colour), (6.0, "#ffffff"), (4.0, colour)):
+        for radius, tint in ((8.0, color), (6.0, "#ffffff"), (4.0, color)):
             canvas.disc(place[:2], radius * pixel, tint)
 
-    def agent(self, canvas: Canvas, place: np.ndarray, yaw: float, colour: str) -> None:
+    def agent(self, canvas: Canvas, place: np.ndarray, yaw: float, color: str) -> None:
         """An agent that looks along its yaw [rad]."""
         size = 6.5 * canvas.smooth / canvas.scale
         turn = np.array([[math.cos(yaw), -math.sin(yaw)], [math.sin(yaw), math.cos(yaw)]])
-        for scale, tint in ((1.45, "#ffffff"), (1.0, colour)):
+        for scale, tint in ((1.45, "#ffffff"), (1.0, color)):
             corners = np.asarray(place)[:2] + (scale * size * DART) @ turn.T
             canvas.polygon([(x, y) for x, y in corners], tint)
 
 
-def pale(canvas: Canvas, colour: str, share: float) -> str:
-    """A colour thinned with white."""
-    return "#" + "".join(f"{round(share * c + (1 - share) * 255):02x}" for c in canvas.rgb(colour))
+def pale(canvas: Canvas, color: str, share: float) -> str:
+    """A color thinned with white."""
+    return "#" + "".join(f"{round(share * c + (1 - share) * 255):02x}" for c in canvas.rgb(color))
 
 
 # --- episodes of navigation worlds ---------------------------------------------------------------------------------
@@ -191,24 +191,24 @@ class Episode:
         """The map with everything that is known; agents as darts, or as dots where they look nowhere any more."""
         top = self.top
         top.lay(canvas, part)
-        colours = [AGENTS[k % len(AGENTS)] for k in range(len(self.starts))]
-        # One agent's own shortest path is green, as people know it; among several it has the agent's colour.
-        bands = ["green"] if len(colours) == 1 else colours
-        for points, colour in zip(self.best, bands, strict=False):
+        colors = [AGENTS[k % len(AGENTS)] for k in range(len(self.starts))]
+        # One agent's own shortest path is green, as people know it; among several it has the agent's color.
+        bands = ["green"] if len(colors) == 1 else colors
+        for points, color in zip(self.best, bands, strict=False):
             if points is not None:
-                top.best(canvas, points, colour)
+                top.best(canvas, points, color)
         walked = np.stack(self.paths or [self.starts])
-        for k, colour in enumerate(colours):
+        for k, color in enumerate(colors):
             if self.goals is not None:
-                top.goal(canvas, self.goals[k], "green" if len(colours) == 1 else colour)
-            top.path(canvas, walked[:, k], colour)
-            top.start(canvas, self.starts[k], colour)
-        for k, colour in enumerate(colours):
+                top.goal(canvas, self.goals[k], "green" if len(colors) == 1 else color)
+            top.path(canvas, walked[:, k], color)
+            top.start(canvas, self.starts[k], color)
+        for k, color in enumerate(colors):
             yaw = yaws[k] if k < len(yaws) else None
             if yaw is None:
-                canvas.disc(walked[-1, k, :2], 4.0 * canvas.smooth / canvas.scale, colour)
+                canvas.disc(walked[-1, k, :2], 4.0 * canvas.smooth / canvas.scale, color)
             else:
-                top.agent(canvas, walked[-1, k], yaw, colour)
+                top.agent(canvas, walked[-1, k], yaw, color)
 
 
 class NavTracks:
@@ -264,8 +264,8 @@ def legend(canvas: Canvas, y: int, episode: Episode) -> None:
         lines.append((words, pale(canvas, "green" if one else "ink", 0.45), 6.0))
     canvas.view(0, canvas.width, -canvas.height, 0)
     x = GAP
-    for words, colour, width in lines:
-        canvas.line([(x, -y - 8), (x + 22, -y - 8)], colour, width)
+    for words, color, width in lines:
+        canvas.line([(x, -y - 8), (x + 22, -y - 8)], color, width)
         x += 28 + canvas.text((x + 28, y), words) + 16
 
 
@@ -308,22 +308,22 @@ def draw_env(canvas: Canvas, world: Any, env: int) -> None:
 
 
 def views_of(world: Any, env: int) -> list[tuple[int, np.ndarray]]:
-    """Agents and the pictures [size, size, 3] that they see; of one agent that sees both, colour and depth."""
+    """Agents and the pictures [size, size, 3] that they see; of one agent that sees both, color and depth."""
     seen = world.outputs.groups["agent"].observation[env].float().cpu().numpy()
     kind, size, pictures = world.config.image, world.config.size, []
-    colour_at = size * size if kind == "rgbd" else 0
+    color_at = size * size if kind == "rgbd" else 0
     for agent in range(min(len(seen), 9)):
         if kind in ("rgb", "rgbd"):
-            rgb = seen[agent, colour_at : colour_at + 3 * size * size].reshape(size, size, 3)
+            rgb = seen[agent, color_at : color_at + 3 * size * size].reshape(size, size, 3)
             pictures.append((agent, (np.clip(rgb, 0.0, 1.0) * 255).astype(np.uint8)))
         if kind == "depth" or (kind == "rgbd" and len(seen) == 1):
             depth = seen[agent, : size * size].reshape(size, size)
-            pictures.append((agent, coloured(depth / world.config.max_depth)))
+            pictures.append((agent, colored(depth / world.config.max_depth)))
     return pictures
 
 
-def coloured(depth: np.ndarray) -> np.ndarray:
-    """uint8 [..., 3]: colours of depths from 0 to 1."""
+def colored(depth: np.ndarray) -> np.ndarray:
+    """uint8 [..., 3]: colors of depths from 0 to 1."""
     place = np.sqrt(np.clip(depth, 0.0, 1.0)) * (len(NEAR_TO_FAR) - 1)
     stops = np.arange(len(NEAR_TO_FAR))
     return np.stack([np.interp(place, stops, NEAR_TO_FAR[:, c]) for c in range(3)], -1).astype(np.uint8)

@@ -13,7 +13,7 @@ from shoal.nav.ground import SLACK, SMALLEST_REGION, GroundMemory, cell_middles
 from shoal.nav.walk import CLOSE
 
 AROUND = np.array([(1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, -1), (1, -1), (-1, 1)])
-"""Columns and rows from a cell to those around it, in the order of `walk.neighbour`."""
+"""Columns and rows from a cell to those around it, in the order of `walk.neighbor`."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class Floor:
     height: np.ndarray
     """float32 [storey, row, column]: of the floor [m], NOWHERE where there is none."""
     clearance: np.ndarray
-    """float32 [storey, row, column]: metres to the nearest obstacle."""
+    """float32 [storey, row, column]: meters to the nearest obstacle."""
     region: np.ndarray
     """int32 [storey, row, column]: -1 where nobody can stand."""
 
     area: np.ndarray
-    """float32 [storey, row, column]: square metres of the region."""
+    """float32 [storey, row, column]: square meters of the region."""
 
     @classmethod
     def of(cls, ground: GroundMemory, row: int) -> Floor:
@@ -128,7 +128,7 @@ class Floor:
 def shortest_path(floor: Floor, field: np.ndarray, place: Sequence[float], goal: Sequence[float]) -> np.ndarray | None:
     """[n, 3]: the corners of the shortest path from a place to a goal; None if there is no way.
 
-    `field` uint16 [cells] holds millimetres along the floor to the goal. The path goes down the field from cell to
+    `field` uint16 [cells] holds millimeters along the floor to the goal. The path goes down the field from cell to
     cell and is then pulled taut: straight wherever an agent can walk straight.
     """
     start, end = np.asarray(place, float), np.asarray(goal, float)
@@ -189,10 +189,10 @@ def _slanted(piece: np.ndarray, tolerance: float) -> np.ndarray:
 
 
 def length_of(path: np.ndarray) -> float:
-    """Metres along a path [n, 3]."""
+    """Meters along a path [n, 3]."""
     return float(np.linalg.norm(np.diff(path, axis=0), axis=1).sum())
 
 
 def field_of(fields: FieldMemory, row: int, slot: int) -> np.ndarray:
-    """uint16 [cells]: millimetres along the floor to a goal, on the host."""
+    """uint16 [cells]: millimeters along the floor to a goal, on the host."""
     return fields.field[row, slot].cpu().numpy().view(np.uint16)

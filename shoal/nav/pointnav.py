@@ -17,11 +17,11 @@ class PointNavConfig(NavConfig):
     """Settings of PointNav."""
 
     min_distance: float = 1.0
-    """Metres from start to goal at least, along the floor."""
+    """Meters from start to goal at least, along the floor."""
     max_distance: float = 30.0
-    """Metres at most."""
+    """Meters at most."""
     reach: float = 0.2
-    """Metres from the goal, along the floor, within which STOP succeeds."""
+    """Meters from the goal, along the floor, within which STOP succeeds."""
     slack: float = 0.01
     """Reward that each step costs."""
     bonus: float = 2.5
@@ -126,7 +126,7 @@ class PointNav(NavWorld):
     |---|---|
     | observation | depth (or RGB, or both); the last action; the goal's distance and direction |
     | action | stop, forward 0.25 m, turn left 10 degrees, turn right 10 degrees |
-    | reward | metres gained along the floor, -0.01 per step, 2.5 x SPL for stopping at the goal |
+    | reward | meters gained along the floor, -0.01 per step, 2.5 x SPL for stopping at the goal |
     | end | stop (of all agents); truncated after 500 steps |
     | success | stop within 0.2 m of the goal, along the floor |
     """

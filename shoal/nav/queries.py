@@ -41,7 +41,7 @@ class Pathfinder:
         return out
 
     def obstacle_distance(self, places: torch.Tensor) -> torch.Tensor:
-        """float [n]: metres to the nearest obstacle, 1 at most."""
+        """float [n]: meters to the nearest obstacle, 1 at most."""
         out = torch.zeros(len(places), device=self.ground.device)
         self._ask(ask_clearance, len(places), [self._places(places), wp.from_torch(out)])
         return out
@@ -106,13 +106,13 @@ class Pathfinder:
         return int(area.argmax())
 
     def geodesic(self, places: torch.Tensor, goals: torch.Tensor) -> torch.Tensor:
-        """float [n, g]: metres along the floor from each place to each goal; inf where there is no way."""
+        """float [n, g]: meters along the floor from each place to each goal; inf where there is no way."""
         fields = FieldMemory(self.ground, len(goals))
         fields.solve(self.row, goals)
         return self.distances(places, fields)
 
     def distances(self, places: torch.Tensor, fields: FieldMemory) -> torch.Tensor:
-        """float [n, g]: metres along the floor from each place to each goal of fields that have been solved."""
+        """float [n, g]: meters along the floor from each place to each goal of fields that have been solved."""
         out = torch.zeros(len(places), fields.goals, device=self.ground.device)
         field = wp.from_torch(fields.field, dtype=wp.uint16)
         goal = wp.from_torch(fields.goal, dtype=wp.vec3)
@@ -128,7 +128,7 @@ class Pathfinder:
         return None if found is None else torch.from_numpy(found).float()
 
     def picture(self) -> Image.Image:
-        """The ground from above, a pixel a cell, x to the right and y up: walkable light, other floor grey, none black.
+        """The ground from above, a pixel a cell, x to the right and y up: walkable light, other floor gray, none black.
 
         `shoal.nav.maps.TopDown` draws larger ones.
         """
@@ -144,7 +144,7 @@ def ask_stand(first: int, ground: Ground, row: int, places: wp.array(dtype=wp.ve
 
 @wp.kernel
 def ask_clearance(first: int, ground: Ground, row: int, places: wp.array(dtype=wp.vec3), out: wp.array(dtype=float)):
-    """Metres to the nearest obstacle."""
+    """Meters to the nearest obstacle."""
     i = first + wp.tid()
     out[i] = clearance_at(ground, row, places[i])[0]
 

@@ -112,7 +112,7 @@ class Site:
         self.episode_count[row] = count
 
     def _check_ways(self, row: int, goal: np.ndarray, starts: np.ndarray, shortest: float, longest: float) -> None:
-        """Refuse a scene in which no goal can be reached over so many metres.
+        """Refuse a scene in which no goal can be reached over so many meters.
 
         Where one of the `starts` is that far from a `goal` as the crow flies, some place on the way is just as far as
         wanted. Otherwise the fields must tell, and the host waits for the device.
@@ -121,10 +121,10 @@ class Site:
         if wide and np.linalg.norm(starts - goal, axis=1).max() >= shortest:
             return
         stands = self.standing[row].long()
-        metres = (self.fields.field[row].int() & UNREACHABLE)[:, stands] / MILLI
+        meters = (self.fields.field[row].int() & UNREACHABLE)[:, stands] / MILLI
         first, count = self.goal_starts[row].T[..., None]
         place = torch.arange(len(stands), device=stands.device)
-        fits = (place >= first) & (place < first + count) & (metres >= shortest) & (metres <= longest)
+        fits = (place >= first) & (place < first + count) & (meters >= shortest) & (meters <= longest)
         if not fits.any():
             scene = self.ground.memory.scene(row)
             raise ShoalError(

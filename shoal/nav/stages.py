@@ -20,7 +20,7 @@ STREAMS = wp.constant(3 * TRIES + 2)
 """Streams of random numbers that the start of one agent takes."""
 
 APART = wp.constant(0.5)
-"""Metres between the starts of two agents at least."""
+"""Meters between the starts of two agents at least."""
 
 
 @wp.func

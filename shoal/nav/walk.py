@@ -6,7 +6,7 @@ NOWHERE = wp.constant(-1.0e6)
 """Height of a floor that is not there."""
 
 CLOSE = wp.constant(1.0e-3)
-"""Metres that an agent may be nearer to obstacles than its radius."""
+"""Meters that an agent may be nearer to obstacles than its radius."""
 
 
 @wp.struct
@@ -48,7 +48,7 @@ def cell_at(ground: Ground, row: int, place: wp.vec3) -> int:
 
 
 @wp.func
-def neighbour(ground: Ground, row: int, i: int, k: int) -> int:
+def neighbor(ground: Ground, row: int, i: int, k: int) -> int:
     """The k-th cell around cell `i`, on the floor that an agent reaches by a step, or -1.
 
     0 and 1 lie along x, 2 and 3 along y, 4 and 5 along one diagonal, 6 and 7 along the other.
@@ -63,10 +63,10 @@ def neighbour(ground: Ground, row: int, i: int, k: int) -> int:
 
 @wp.func
 def beside_diagonal(ground: Ground, row: int, i: int, k: int) -> wp.vec2i:
-    """The two cells that the step from cell `i` to its k-th neighbour, along a diagonal, passes between."""
+    """The two cells that the step from cell `i` to its k-th neighbor, along a diagonal, passes between."""
     sign = 1 - 2 * (k % 2)
-    along_x = neighbour(ground, row, i, wp.where(sign > 0, 0, 1))
-    along_y = neighbour(ground, row, i, wp.where(wp.where(k < 6, sign, -sign) > 0, 2, 3))
+    along_x = neighbor(ground, row, i, wp.where(sign > 0, 0, 1))
+    along_y = neighbor(ground, row, i, wp.where(wp.where(k < 6, sign, -sign) > 0, 2, 3))
     return wp.vec2i(along_x, along_y)
 
 

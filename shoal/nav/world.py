@@ -46,10 +46,10 @@ IMAGES: dict[str, dict[str, int]] = {
 }
 """What can be seen -> images and their channels, in order."""
 
-KINDS = {"depth": "depth", "rgb": "colour", "previous": "choice"}
+KINDS = {"depth": "depth", "rgb": "color", "previous": "choice"}
 """Part of an observation -> what a network is told of it."""
 
-BODY_COLOURS = ((0.90, 0.35, 0.15), (0.15, 0.45, 0.85), (0.20, 0.65, 0.30), (0.80, 0.70, 0.10))
+BODY_COLORS = ((0.90, 0.35, 0.15), (0.15, 0.45, 0.85), (0.20, 0.65, 0.30), (0.80, 0.70, 0.10))
 """Of agents as others see them, in turn."""
 
 
@@ -59,7 +59,7 @@ class NavConfig:
 
     scenes: str = "house:train"
     """Scenes to train in: house:train, cabin:0-99, a file or a folder of them; several with commas."""
-    test_scenes: str = ""
+    eval_scenes: str = ""
     """Scenes to evaluate and record in (none: for procedural ones others of their kind, else the same)."""
     held_out: int = 200
     """How many of those an evaluation plays in."""
@@ -72,7 +72,7 @@ class NavConfig:
     up: Literal["auto", "y", "z"] = "auto"
     """Upward axis of mesh files."""
     scale: float = 1.0
-    """Metres per unit of mesh files."""
+    """Meters per unit of mesh files."""
     strict: bool = False
     """Refuse mesh files whose textures are missing, instead of a warning."""
     resident: int = 16
@@ -94,25 +94,25 @@ class NavConfig:
     stagger: bool = False
     """Cut the first episodes of training short, all to different lengths, so that envs do not go in step for ever."""
     forward: float = 0.25
-    """Metres of a step."""
+    """Meters of a step."""
     turn: float = 10.0
     """Degrees of a turn."""
     slide: bool = True
     """Slide along what is in the way, instead of stopping."""
     eye: float = 1.25
-    """Metres of the camera above the floor."""
+    """Meters of the camera above the floor."""
     fov: float = 90.0
     """Horizontal field of view, degrees."""
     max_depth: float = 10.0
-    """Metres: farther away is all the same."""
+    """Meters: farther away is all the same."""
     radius: float = 0.1
-    """Metres from the agent's middle to obstacles, at least."""
+    """Meters from the agent's middle to obstacles, at least."""
     height: float = 1.5
-    """Metres that the agent needs above the floor."""
+    """Meters that the agent needs above the floor."""
     climb: float = 0.2
-    """Metres of the highest step, and of the rise of a slope from one cell to the next."""
+    """Meters of the highest step, and of the rise of a slope from one cell to the next."""
     cell: float = 0.1
-    """Metres of a cell of the ground."""
+    """Meters of a cell of the ground."""
     playing: bool = False
     """Evaluate: the test scenes instead of the training scenes."""
 
@@ -155,23 +155,23 @@ class NavWorld(KernelWorld):
         common=dict(
             rollout=32,
             epochs=2,
-            minibatches=4,
+            num_minibatches=4,
             gamma=0.99,
             entropy=0.01,
-            entropy_end=0.1,
-            clip_norm=1.0,
-            eval_sample=True,
+            ent_coef_final=0.1,
+            max_grad_norm=1.0,
+            eval_stochastic=True,
         ),
         cpu=dict(
             total_steps=4_500_000,
             num_envs=256,
-            minibatches=8,
+            num_minibatches=8,
             lr=1.5e-3,
             entropy=0.02,
             policy="mlp",  # of 16 x 16 pixels it learns as much from a frame as convolutions, in a third of the time
             hidden=(256, 128),
             activation="relu",
-            normalise_observation=True,
+            normalize_obs=True,
             core="gru",
             core_size=128,
             compile="off",  # takes two minutes, and gains little
@@ -192,7 +192,7 @@ class NavWorld(KernelWorld):
             lr=6e-4,
             lr_warmup=0.01,
             anneal="cosine",
-            lr_end=0.01,
+            lr_final=0.01,
             eval_episodes=400,
             policy="se-resnet9",
             core="lstm",
@@ -202,11 +202,11 @@ class NavWorld(KernelWorld):
         ),
         r2d2=dict(
             gamma=0.97,
-            clip_norm=10.0,
+            max_grad_norm=10.0,
             tau=0.01,
             priority_alpha=0.6,
             epsilon=1.0,  # a new policy stops at once: first some long walks
-            epsilon_spread=3.0,
+            apex_alpha=3.0,
         ),
         r2d2_cpu=dict(
             total_steps=600_000,
@@ -217,10 +217,10 @@ class NavWorld(KernelWorld):
             sequence=20,
             batch_size=640,
             replay_ratio=4.0,
-            replay_size=200_000,
+            buffer_size=200_000,
             learning_starts=10_000,
             anneal="linear",
-            lr_end=0.1,
+            lr_final=0.1,
         ),
     )
 
@@ -310,12 +310,12 @@ class NavWorld(KernelWorld):
         sources = [s.strip() for s in config.scenes.split(",")]
         if not config.playing:
             return self._expand(sources)
-        if config.test_scenes:
-            return self._expand([s.strip() for s in config.test_scenes.split(",")])
+        if config.eval_scenes:
+            return self._expand([s.strip() for s in config.eval_scenes.split(",")])
         others = self._expand(list(dict.fromkeys(_unseen(source) for source in sources)))
         seen = set(filter(_is_built, self._expand(sources)))
         if not (unseen := [scene for scene in others if scene not in seen]):
-            raise ShoalError(f"--scenes {config.scenes} leaves none to evaluate in; name some: --test-scenes.")
+            raise ShoalError(f"--scenes {config.scenes} leaves none to evaluate in; name some: --eval-scenes.")
         return unseen
 
     def _expand(self, sources: list[str]) -> list[str]:
@@ -337,7 +337,7 @@ class NavWorld(KernelWorld):
 
     @property
     def ways(self) -> tuple[float, float] | None:
-        """Metres of the shortest and the longest way to a goal that a task asks for, if it does."""
+        """Meters of the shortest and the longest way to a goal that a task asks for, if it does."""
         return None
 
     def get_ready(self, seed: int) -> None:
@@ -409,8 +409,8 @@ class NavWorld(KernelWorld):
             movers = replace(movers, kind=store.body_kind, position=store.body_place)
             straight = max(0.0, config.height / 2 - config.radius)
             movers.size[:] = torch.tensor([config.radius, config.radius, straight])
-            colours = [BODY_COLOURS[k % len(BODY_COLOURS)] for k in range(config.agents)]
-            movers.colour[:] = torch.tensor(colours)
+            colors = [BODY_COLORS[k % len(BODY_COLORS)] for k in range(config.agents)]
+            movers.color[:] = torch.tensor(colors)
         made = Renderer(
             self._site.pool.memory,
             views,

@@ -1,4 +1,4 @@
-"""Networks: torsos, recurrent cores, heads for the kinds of action space, running normalisation."""
+"""Networks: torsos, recurrent cores, heads for the kinds of action space, running normalization."""
 
 from shoal.policy.actor_critic import ActorCritic, mlp_torso
 from shoal.policy.base import Policy
@@ -8,7 +8,7 @@ from shoal.policy.core import Core, core_maker
 from shoal.policy.heads import CategoricalHead, GaussianHead, MixedHead, make_head
 from shoal.policy.inputs import MultiInput, choose_torso
 from shoal.policy.mlp import ACTIVATIONS, MLP, Torso
-from shoal.policy.normalise import RunningMoments
+from shoal.policy.normalize import RunningMoments
 from shoal.policy.q import QPolicy
 from shoal.policy.se_resnet import SEResNet9
 

@@ -1,4 +1,4 @@
-"""The policy of the policy-gradient learners: torso, action head and value, with running normalisation inside."""
+"""The policy of the policy-gradient learners: torso, action head and value, with running normalization inside."""
 
 import torch
 from torch import nn
@@ -22,11 +22,11 @@ class ActorCritic(Policy):
         group: Group,
         torso: Torso,
         shared: bool,
-        normalise: bool,
+        normalize: bool,
         log_std: float,
         core: CoreMaker | None = None,
     ):
-        super().__init__(group, torso, normalise, core)
+        super().__init__(group, torso, normalize, core)
         self.shared = shared or core is not None
         self.value_torso = self.policy_torso if self.shared else torso(group.seen.shape)
         self.head = make_head(group.action, self.features, log_std)

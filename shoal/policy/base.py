@@ -1,4 +1,4 @@
-"""What every policy has: a torso, perhaps a core, and running normalisation of what it sees."""
+"""What every policy has: a torso, perhaps a core, and running normalization of what it sees."""
 
 from typing import Any
 
@@ -10,10 +10,10 @@ from shoal.core.launch import Plan
 from shoal.core.world import Group
 from shoal.policy.core import CoreMaker
 from shoal.policy.mlp import MLP, Torso
-from shoal.policy.normalise import RunningMoments
+from shoal.policy.normalize import RunningMoments
 
 OBSERVATION_CLIP = 10.0
-"""Normalised observations are cut off at this many standard deviations."""
+"""Normalized observations are cut off at this many standard deviations."""
 
 
 class Policy(nn.Module):
@@ -21,7 +21,7 @@ class Policy(nn.Module):
 
     A torso may say that it `takes_bytes`: images then reach it as uint8, and it scales them itself; or that it
     `scales_all` that it sees; or it names, as `pixels`, the numbers of a vector that it scales. None of these are
-    normalised, whatever `normalise` says. A torso that has running moments of its own (`has_moments`) is told what was
+    normalized, whatever `normalize` says. A torso that has running moments of its own (`has_moments`) is told what was
     seen by `take_in`.
     """
 
@@ -30,7 +30,7 @@ class Policy(nn.Module):
     explores = False
     """Whether its actions are random by a rate that rollouts hold (`Rollout.epsilon`), not by a distribution."""
 
-    def __init__(self, group: Group, torso: Torso, normalise: bool, core: CoreMaker | None = None):
+    def __init__(self, group: Group, torso: Torso, normalize: bool, core: CoreMaker | None = None):
         super().__init__()
         shape = group.seen.shape
         self.group = group
@@ -39,7 +39,7 @@ class Policy(nn.Module):
         self.moments = RunningMoments(shape)
         self.policy_torso = torso(shape)
         self.as_bytes = group.observation.dtype == torch.uint8 and getattr(self.policy_torso, "takes_bytes", False)
-        self.normalise = normalise and not self.as_bytes and not getattr(self.policy_torso, "scales_all", False)
+        self.normalize = normalize and not self.as_bytes and not getattr(self.policy_torso, "scales_all", False)
         features = feature_size(self.policy_torso, shape)
         self.core = None if core is None else core(features)
         self.state_size = 0 if self.core is None else self.core.state_size
@@ -51,7 +51,7 @@ class Policy(nn.Module):
         if self.as_bytes:
             return observation
         observation = observation.float()
-        if not self.normalise:
+        if not self.normalize:
             return observation
         scaled = (observation - self.moments.mean) * self.moments.scale()
         scaled = scaled.clamp(-OBSERVATION_CLIP, OBSERVATION_CLIP)
@@ -77,12 +77,12 @@ class Policy(nn.Module):
 
     @property
     def has_moments(self) -> bool:
-        """Whether anything is normalised by what was seen before."""
-        return self.normalise or any(getattr(torso, "has_moments", False) for torso in self._torsos())
+        """Whether anything is normalized by what was seen before."""
+        return self.normalize or any(getattr(torso, "has_moments", False) for torso in self._torsos())
 
     def take_in(self, observation: torch.Tensor, weight: torch.Tensor | None = None) -> None:
         """Let running moments know what was seen [batch, *seen]; `weight` [batch] of 0 and 1 leaves samples out."""
-        if self.normalise:
+        if self.normalize:
             self.moments.merge(observation, weight)
         for torso in self._torsos():
             if getattr(torso, "has_moments", False):

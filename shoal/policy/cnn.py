@@ -65,7 +65,7 @@ class Pixels(nn.Module):
 class Conv(nn.Conv2d):
     """A convolution whose weights follow its input to the layout that tensor cores want.
 
-    They cannot stay in it: the optimiser keeps all parameters of a policy in one flat vector.
+    They cannot stay in it: the optimizer keeps all parameters of a policy in one flat vector.
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:

@@ -118,10 +118,10 @@ class ContinuousQPolicy(Policy):
     head: SquashedHead
     explores = True
 
-    def __init__(self, group: Group, torso: Torso, normalise: bool, critics: int, **head):
+    def __init__(self, group: Group, torso: Torso, normalize: bool, critics: int, **head):
         if reason := no_bounded_box(group):
             raise ShoalError(f"{reason}.")
-        super().__init__(group, torso, normalise)
+        super().__init__(group, torso, normalize)
         self.head = SquashedHead(self.features, group.action, **head)
         self.critics = nn.ModuleList(Critic(torso, group.seen.shape, group.action.size) for _ in range(critics))
 

@@ -51,7 +51,7 @@ def act_kernel(
     bias2,
     head_weight,
     head_bias,
-    value_weight,
+    vf_coef,
     value_bias,
     allowed,
     parts,
@@ -71,7 +71,7 @@ def act_kernel(
     CHOICES_PADDED: tl.constexpr,
     PARTS: tl.constexpr,
     KIND: tl.constexpr,
-    NORMALISE: tl.constexpr,
+    NORMALIZE: tl.constexpr,
     CLIP: tl.constexpr,
     HAS_MASK: tl.constexpr,
     MASKED_LOGIT: tl.constexpr,
@@ -85,7 +85,7 @@ def act_kernel(
     x = tl.load(
         observation + row[:, None] * INPUTS + k[None, :], mask=live[:, None] & (k < INPUTS)[None, :], other=0.0
     ).to(tl.float32)
-    if NORMALISE:
+    if NORMALIZE:
         middle = tl.load(mean + k, mask=k < INPUTS, other=0.0)
         spread = tl.load(scale + k, mask=k < INPUTS, other=0.0)
         x = (x - middle[None, :]) * spread[None, :]
@@ -109,7 +109,7 @@ def act_kernel(
     features = activate(total, KIND).to(tl.bfloat16)
 
     if HAS_VALUE:
-        w = tl.load(value_weight + h, mask=h < HIDDEN2, other=0.0).to(tl.bfloat16).to(tl.float32)
+        w = tl.load(vf_coef + h, mask=h < HIDDEN2, other=0.0).to(tl.bfloat16).to(tl.float32)
         v = tl.sum(features.to(tl.float32) * w[None, :], axis=1) + tl.load(value_bias)
         tl.store(value + row, v, mask=live)
 
@@ -146,7 +146,7 @@ def act_kernel(
 
 
 class FusedActor:
-    """Acts for a policy with one kernel. Weights are read where the optimiser keeps them."""
+    """Acts for a policy with one kernel. Weights are read where the optimizer keeps them."""
 
     def __init__(self, policy: ActorCritic):
         self.policy = policy
@@ -169,7 +169,7 @@ class FusedActor:
             CHOICES_PADDED=choices,
             PARTS=len(head.nvec),
             KIND=KINDS[type(activation)],
-            NORMALISE=policy.normalise,
+            NORMALIZE=policy.normalize,
             CLIP=OBSERVATION_CLIP,
             MASKED_LOGIT=MASKED,
             HAS_VALUE=policy.shared,
@@ -188,7 +188,7 @@ class FusedActor:
         """Fill `action`, `log_prob` and (over a shared torso) `value` for contiguous observations [env, agent, ...]."""
         policy, rows = self.policy, log_prob.numel()
         options = self.options(rows, mask is not None)
-        scale = policy.moments.scale() if policy.normalise else policy.moments.mean
+        scale = policy.moments.scale() if policy.normalize else policy.moments.mean
         act_kernel[(triton.cdiv(rows, options["ROWS"]),)](
             observation,
             policy.moments.mean,

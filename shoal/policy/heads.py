@@ -206,7 +206,7 @@ def _at(log_probs: torch.Tensor, choice: torch.Tensor) -> torch.Tensor:
     """The entry of each row at its choice [..., 1]."""
     if not log_probs.is_cuda:
         return log_probs.gather(-1, choice.long()).squeeze(-1)
-    # The gradient of a gather scatters, which a compiler cannot fuse with its neighbours; that of a sum it can.
+    # The gradient of a gather scatters, which a compiler cannot fuse with its neighbors; that of a sum it can.
     here = torch.arange(log_probs.shape[-1], device=choice.device) == choice
     return torch.where(here, log_probs, 0.0).sum(dim=-1)
 

@@ -63,7 +63,7 @@ class MultiInput(nn.Module):
     """
 
     pixels: torch.Tensor
-    """Which numbers are pixels: they are scaled here, and so not normalised before."""
+    """Which numbers are pixels: they are scaled here, and so not normalized before."""
 
     def __init__(self, seen: Box, cnn: Torso, mlp: Torso):
         super().__init__()
@@ -74,7 +74,7 @@ class MultiInput(nn.Module):
         for i, (name, shape) in enumerate(parts):
             if is_image(shape):
                 self.images.setdefault((name, shape), []).append(i)
-        most = {"depth": far(seen), "colour": 1.0}
+        most = {"depth": far(seen), "color": 1.0}
         self.most = [most.get(seen.kind(name), 255.0) for name, _ in self.images]
         """The largest number in each image."""
         inside = {i for places in self.images.values() for i in places}

@@ -159,10 +159,10 @@ class QPolicy(Policy):
     head: QHead
     explores = True
 
-    def __init__(self, group: Group, torso: Torso, normalise: bool, core: CoreMaker | None = None, **head):
+    def __init__(self, group: Group, torso: Torso, normalize: bool, core: CoreMaker | None = None, **head):
         if reason := no_choices(group):
             raise ShoalError(f"{reason}.")
-        super().__init__(group, torso, normalise, core)
+        super().__init__(group, torso, normalize, core)
         flat = isinstance(group.action, Discrete)
         nvec, odds = ((group.action.n,), group.action.odds) if flat else (group.action.nvec, ())
         self.head = QHead(self.features, nvec, flat, odds=odds, **head)

@@ -1,6 +1,6 @@
-"""SE-ResNet9, a torso for small images of distances or colours and for the numbers beside them (Shacklett et al. 2021).
+"""SE-ResNet9, a torso for small images of distances or colors and for the numbers beside them (Shacklett et al. 2021).
 
-Nine layers of convolution without normalisation: squeeze and excitation (Hu et al. 2018) in blocks that begin as Fixup
+Nine layers of convolution without normalization: squeeze and excitation (Hu et al. 2018) in blocks that begin as Fixup
 does (Zhang et al. 2019), with nothing added by their residual branches and the shortcuts alone to carry the signal.
 """
 
@@ -15,7 +15,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.spaces import Box
 from shoal.policy.cnn import Conv, channels_come_last, far, image_size
 from shoal.policy.mlp import linear, on_tensor_cores, orthogonal
-from shoal.policy.normalise import RunningMoments
+from shoal.policy.normalize import RunningMoments
 
 SQUARE = 4
 """Side of the squares of pixels that become channels."""
@@ -30,7 +30,7 @@ SMALLEST = 16
 """Parts with three axes are images from this height and width on."""
 
 LEAST_VARIANCE = 0.01
-"""Colours [0, 1] that vary less are not spread further."""
+"""Colors [0, 1] that vary less are not spread further."""
 
 
 class Sizes(NamedTuple):
@@ -62,7 +62,7 @@ class SEResNet9(nn.Module):
 
     - Distances (parts of the kind `depth`, or an image of floats with one channel) are cut off at 10 m or the bound of
       the space, divided by that and joined with ten one-hot bins: 11 channels.
-    - Bytes, and images that are parts, are scaled to 0..1 and normalised by the running moments of each channel.
+    - Bytes, and images that are parts, are scaled to 0..1 and normalized by the running moments of each channel.
     - Images of one size are joined along their channels; frames of a stack too. Sides must be multiples of four.
     - Every other part has a linear layer of its own; without a bias if it is a `choice`, which makes it an embedding.
 
@@ -82,7 +82,7 @@ class SEResNet9(nn.Module):
 
     takes_bytes = True
     pixels: torch.Tensor | None
-    """Which numbers of a vector are not to be normalised before: images, scaled here, and choices."""
+    """Which numbers of a vector are not to be normalized before: images, scaled here, and choices."""
 
     def __init__(self, seen: Box, frames: int = 1, sizes: Sizes = SIZES["se-resnet9"]):
         super().__init__()
@@ -97,7 +97,7 @@ class SEResNet9(nn.Module):
             count = 1 if seen.parts else frames
             single = image_size(shape, count)[0] == count
             depth = seen.kind(name) == "depth" if seen.parts else single and seen.dtype != torch.uint8
-            most = 255.0 if seen.dtype == torch.uint8 or (seen.parts and seen.kind(name) != "colour") else 1.0
+            most = 255.0 if seen.dtype == torch.uint8 or (seen.parts and seen.kind(name) != "color") else 1.0
             known = bool(seen.parts) or seen.dtype == torch.uint8
             pictures[str(i)] = picture = Picture(shape, count, far(seen) if depth else None, most if known else None)
             networks.setdefault(picture.sides, []).append(i)
@@ -134,12 +134,12 @@ class SEResNet9(nn.Module):
 
     @property
     def has_moments(self) -> bool:
-        """Whether there are colours to normalise."""
+        """Whether there are colors to normalize."""
         return any(picture.moments is not None for picture in self.pictures.values())
 
     @torch.no_grad()
     def take_in(self, observation: torch.Tensor, weight: torch.Tensor | None = None) -> None:
-        """Let the running moments of colours know what was seen, in place; `weight` [batch] leaves samples out."""
+        """Let the running moments of colors know what was seen, in place; `weight` [batch] leaves samples out."""
         pieces = observation.flatten(1).split(self.widths, dim=1)
         for i, picture in self.pictures.items():
             picture.take_in(pieces[int(i)], weight)
@@ -150,10 +150,10 @@ class SEResNet9(nn.Module):
 
 
 class Picture(nn.Module):
-    """Flat images of distances or colours as planes [batch, height, width, planes], `frames` of them side by side."""
+    """Flat images of distances or colors as planes [batch, height, width, planes], `frames` of them side by side."""
 
     def __init__(self, shape: tuple[int, ...], frames: int, far: float | None, most: float | None):
-        """Distances end at `far` [m] (None: there are none); colours at `most`, or are taken as they are (None)."""
+        """Distances end at `far` [m] (None: there are none); colors at `most`, or are taken as they are (None)."""
         super().__init__()
         channels, *sides = image_size(shape, frames)
         self.shape, self.frames, self.far, self.most = shape, frames, far, most
@@ -182,7 +182,7 @@ class Picture(nn.Module):
         self.moments.merge(self._pixels(flat).flatten(0, 2), weight)
 
     def _pixels(self, flat: torch.Tensor) -> torch.Tensor:
-        """[batch, height, width, channels], colours from 0 to 1."""
+        """[batch, height, width, channels], colors from 0 to 1."""
         image = flat.unflatten(1, self.shape)
         if self.channels_last:
             image = image.unflatten(1, (self.frames, -1)).permute(0, 2, 3, 1, 4).flatten(3)

@@ -1,4 +1,4 @@
-"""Cameras and the batch ray caster: depth, colour, labels and normals of thousands of views in one call."""
+"""Cameras and the batch ray caster: depth, color, labels and normals of thousands of views in one call."""
 
 from shoal.render.movers import BOX, CAPSULE, CYLINDER, MESH, NONE, SPHERE, Movers
 from shoal.render.renderer import Renderer, heading

@@ -292,21 +292,21 @@ def texture_place(one: wp.vec4, two: wp.vec4, u: float, v: float) -> wp.vec2:
 
 @wp.func
 def surface(words: Words, table: Table, row: int, triangle: int, u: float, v: float, fineness: float) -> wp.vec4:
-    """Colour and alpha of a place on a triangle. `fineness` is log2 of the pixel's size there, in metres."""
+    """Color and alpha of a place on a triangle. `fineness` is log2 of the pixel's size there, in meters."""
     look = table[row, LOOKS] + triangle * _LOOK
     one = word(words, look)
     two = word(words, look + 1)
     three = word(words, look + 2)
     material = table[row, MATERIALS] + (bits(two[3]) & 65535) * _MATERIAL
-    colour = word(words, material)
+    color = word(words, material)
     picture = word(words, material + 1)
     tint = unpack(three[0]) * (1.0 - u - v) + unpack(three[1]) * u + unpack(three[2]) * v
-    colour = wp.cw_mul(colour, tint)
+    color = wp.cw_mul(color, tint)
     if bits(picture[0]) >= 0:
         place = texture_place(one, two, u, v)
         seen = sample(words, table[row, TEXELS], picture, place[0], place[1], two[2] + fineness)
-        colour = wp.cw_mul(colour, seen)
-    return colour
+        color = wp.cw_mul(color, seen)
+    return color
 
 
 @wp.func

@@ -13,7 +13,7 @@ from shoal.render.movers import MESH, meet_shape, near_ray, reach, shape_normal,
 from shoal.scene.pack import LOOK_WORDS
 
 TILE = (4, 8)
-"""Pixels that 32 neighbouring threads share: what they meet lies close together in the tree. (8, 4) is 6 % slower."""
+"""Pixels that 32 neighboring threads share: what they meet lies close together in the tree. (8, 4) is 6 % slower."""
 
 BLOCK = 128
 """Threads of a GPU block."""
@@ -96,7 +96,7 @@ def render_kernel(recipe: Recipe) -> Any:
         place: wp.array2d(dtype=wp.vec3),
         turn: wp.array2d(dtype=wp.quat),
         size: wp.array2d(dtype=wp.vec3),
-        colour: wp.array2d(dtype=wp.vec3),
+        color: wp.array2d(dtype=wp.vec3),
         mover_semantic: wp.array2d(dtype=int),
         mover_instance: wp.array2d(dtype=int),
         # the images
@@ -212,9 +212,9 @@ def render_kernel(recipe: Recipe) -> Any:
                     if wp.static(has_movers):
                         if mover >= 0:
                             if of_mesh:
-                                tint = wp.cw_mul(tint, colour[e, mover])
+                                tint = wp.cw_mul(tint, color[e, mover])
                             else:
-                                tint = colour[e, mover]
+                                tint = color[e, mover]
                     if wp.static(light):
                         if met:
                             # From above, and from the camera.

@@ -23,10 +23,10 @@ class Movers:
     | tensor | shape | meaning |
     |---|---|---|
     | kind | int32 [E, M] | NONE, BOX, SPHERE, CYLINDER, CAPSULE, or MESH + row of a scene |
-    | position | float32 [E, M, 3] | metres |
+    | position | float32 [E, M, 3] | meters |
     | rotation | float32 [E, M, 4] | quaternion x, y, z, w |
-    | size | float32 [E, M, 3] | half lengths of a box, half axes of a sphere or cylinder (along z), metres; of a capsule the radius and half the length of its straight part; of a mesh the scale |
-    | colour | float32 [E, M, 3] | red, green, blue, 0 to 1 |
+    | size | float32 [E, M, 3] | half lengths of a box, half axes of a sphere or cylinder (along z), meters; of a capsule the radius and half the length of its straight part; of a mesh the scale |
+    | color | float32 [E, M, 3] | red, green, blue, 0 to 1 |
     | semantic, instance | int32 [E, M] | what the label and object images show |
     """  # noqa: E501 - a table
 
@@ -34,7 +34,7 @@ class Movers:
     position: torch.Tensor
     rotation: torch.Tensor
     size: torch.Tensor
-    colour: torch.Tensor
+    color: torch.Tensor
     semantic: torch.Tensor
     instance: torch.Tensor
 
@@ -54,7 +54,7 @@ class Movers:
             position=torch.zeros(*shape, 3, device=device),
             rotation=rotation,
             size=torch.ones(*shape, 3, device=device),
-            colour=torch.ones(*shape, 3, device=device),
+            color=torch.ones(*shape, 3, device=device),
             semantic=torch.zeros(shape, dtype=torch.int32, device=device),
             instance=torch.zeros(shape, dtype=torch.int32, device=device),
         )
@@ -77,7 +77,7 @@ def reach(kind: int, size: wp.vec3, table: Table) -> float:
 
 @wp.func
 def solid(size: wp.vec3) -> wp.vec3:
-    """Half lengths, positive: something flat is a micrometre thick."""
+    """Half lengths, positive: something flat is a micrometer thick."""
     return wp.max(wp.abs(size), wp.vec3(1.0e-6))
 
 
@@ -207,9 +207,9 @@ def shape_normal(kind: int, size: wp.vec3, point: wp.vec3) -> wp.vec3:
 
 
 @wp.func
-def near_ray(centre: wp.vec3, radius: float, direction: wp.vec3, hit: Hit) -> bool:
-    """Whether a ray from the origin comes within `radius` of `centre` before what it has met."""
-    along = wp.dot(centre, direction) / wp.dot(direction, direction)
-    miss = centre - along * direction
+def near_ray(center: wp.vec3, radius: float, direction: wp.vec3, hit: Hit) -> bool:
+    """Whether a ray from the origin comes within `radius` of `center` before what it has met."""
+    along = wp.dot(center, direction) / wp.dot(direction, direction)
+    miss = center - along * direction
     length = radius / wp.length(direction)
     return wp.dot(miss, miss) <= radius * radius and along + length > 0.0 and along - length < hit.distance

@@ -44,11 +44,11 @@ SKY = (0.62, 0.74, 0.88)
 class Renderer:
     """Renders `views` images at once. Write `position`, `rotation`, `slope` and `scene`, or give poses; call `render`.
 
-    A camera that is not turned looks along x; y is to its left, z up (metres). Depth is measured along the view axis.
+    A camera that is not turned looks along x; y is to its left, z up (meters). Depth is measured along the view axis.
 
     | output | channels | types | holds |
     |---|---|---|---|
-    | depth | 1 | float32, float16, uint8 | metres, at most `max_depth`; as bytes 255 is `max_depth` |
+    | depth | 1 | float32, float16, uint8 | meters, at most `max_depth`; as bytes 255 is `max_depth` |
     | rgb | 3 | uint8, float16, float32 | 0 to 255, or 0 to 1 |
     | semantic | 1 | int32, uint8 | index into the scene's labels, 0 for none |
     | instance | 1 | int32, uint8 | number of the object, 0 for none |
@@ -90,7 +90,7 @@ class Renderer:
             return torch.full((views, *shape), value, dtype=dtype, device=self.device)
 
         self.position = make(3) if position is None else position
-        """float32 [views, 3], metres."""
+        """float32 [views, 3], meters."""
         self.rotation = make(4) if rotation is None else rotation
         """float32 [views, 4], quaternion x, y, z, w."""
         if rotation is None:
@@ -157,7 +157,7 @@ class Renderer:
             view(things.rotation, wp.quat),
             size,
         ]
-        inputs += [view(things.colour, wp.vec3), view(things.semantic, wp.int32), view(things.instance, wp.int32)]
+        inputs += [view(things.color, wp.vec3), view(things.semantic, wp.int32), view(things.instance, wp.int32)]
         count = self.num_views * recipe.rays_per_view
         plan.add_kernel(render_kernel(recipe), count, [*inputs, *targets], unit=recipe.rays_per_view, block=BLOCK)
         return plan

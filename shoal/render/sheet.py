@@ -1,4 +1,4 @@
-"""Contact sheets: many views of a scene as one picture, colour above depth."""
+"""Contact sheets: many views of a scene as one picture, color above depth."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def draw_sheet(
     seed: int = 0,
     device: str | torch.device = "cpu",
 ) -> Image.Image:
-    """A picture of `views` views, four or more in a row; each is in colour, and below it in shades of depth."""
+    """A picture of `views` views, four or more in a row; each is in color, and below it in shades of depth."""
     memory = SceneMemory.holding([scene], device)
     far = max(100.0, 10.0 * float((scene.bounds[1] - scene.bounds[0]).max()))
     renderer = Renderer(memory, views, size, ["rgb", "depth"], fov=fov, far=far, light=light)
@@ -49,13 +49,13 @@ def draw_sheet(
 
 
 def shade(depth: np.ndarray, far: float) -> np.ndarray:
-    """Depth [height, width] as colours: near is light, far is dark, nothing is black."""
+    """Depth [height, width] as colors: near is light, far is dark, nothing is black."""
     from matplotlib import colormaps
 
     there = depth < far
     reach = float(np.percentile(depth[there], 99)) if there.any() else 1.0
-    colours = colormaps["magma"](1.0 - 0.9 * np.clip(depth / reach, 0, 1))[..., :3]
-    return (colours * there[..., None] * 255).astype(np.uint8)
+    colors = colormaps["magma"](1.0 - 0.9 * np.clip(depth / reach, 0, 1))[..., :3]
+    return (colors * there[..., None] * 255).astype(np.uint8)
 
 
 def parse_size(text: str) -> tuple[int, int]:

@@ -8,10 +8,10 @@ from shoal.render.renderer import Renderer, heading
 from shoal.scene.memory import SceneMemory
 
 EYE = 1.25
-"""Metres above the floor."""
+"""Meters above the floor."""
 
 CLEARANCE = 0.4
-"""Metres around the camera that must be free."""
+"""Meters around the camera that must be free."""
 
 DIRECTIONS = 12
 TRIES = 32
@@ -69,8 +69,8 @@ def _around(memory: SceneMemory, row: int, count: int) -> torch.Tensor:
     scene = memory.scene(row)
     assert scene is not None
     low, high = (torch.from_numpy(corner) for corner in scene.bounds)
-    centre, radius = (low + high) / 2, float((high - low).norm()) / 2
+    center, radius = (low + high) / 2, float((high - low).norm()) / 2
     yaw = torch.arange(count) * (2 * math.pi / count)
     pitch = -0.35
     flat = torch.stack([yaw.cos(), yaw.sin(), torch.full((count,), math.tan(pitch))], 1)
-    return torch.cat([centre - flat * (1.6 * radius * math.cos(pitch)), heading(yaw, pitch)], 1)
+    return torch.cat([center - flat * (1.6 * radius * math.cos(pitch)), heading(yaw, pitch)], 1)

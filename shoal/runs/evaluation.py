@@ -140,7 +140,7 @@ class RandomPolicy(ActorCritic):
     """Chooses at random: evenly among what is allowed, or over the range of a Box."""
 
     def __init__(self, group: Group):
-        super().__init__(group, mlp_torso((1,), "tanh"), shared=True, normalise=False, log_std=0.0)
+        super().__init__(group, mlp_torso((1,), "tanh"), shared=True, normalize=False, log_std=0.0)
 
     def distribution(self, observation: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         params = super().distribution(observation, mask)
@@ -223,7 +223,7 @@ def evaluate(
 
     Where the world has fewer different ones than that, each counts once.
 
-    One episode per env: taking the first ones to finish would favour the short. `sample` draws actions instead of
+    One episode per env: taking the first ones to finish would favor the short. `sample` draws actions instead of
     taking the likeliest (none: as the run's own evaluations do). `stop` is asked now and then; if it says so, episodes
     under way count as they stand. `watch` looks on. `world` is one that was made for this before, and stays open.
     """
@@ -231,7 +231,7 @@ def evaluate(
         raise ShoalError(f"--episodes must be at least 1, got {episodes}.")
     with closing(make_world(job, episodes, "playing")) if world is None else nullcontext(world) as world:
         player = Player(
-            world, policies, evaluation_seed(job, seed), job.train.eval_sample if sample is None else sample
+            world, policies, evaluation_seed(job, seed), job.train.eval_stochastic if sample is None else sample
         )
         step = Graphed(player.step, world.device, job.train.graph and world.on_device)
         scenes, repeats = world.scenes_of_envs(), world.repeats()

@@ -166,7 +166,7 @@ class Session:
         self.progress.say(f"resumed{again} at {where}")
 
     def run(self) -> Run:
-        """Train to the end, to a signal or to an error; whatever happens, what was learnt is on the disk."""
+        """Train to the end, to a signal or to an error; whatever happens, what was learned is on the disk."""
         handlers = self._catch_signals()
         try:
             with UserCode("Training failed", exit_code=1):

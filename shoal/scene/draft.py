@@ -32,7 +32,7 @@ class Draft:
     """int64 [T, 3], indices of vertices, not checked yet."""
     uv: np.ndarray
     """float32 [T, 3, 2], v up."""
-    colours: np.ndarray
+    colors: np.ndarray
     """uint8 [T, 3, 4]."""
     material: np.ndarray
     """int32 [T]."""
@@ -54,7 +54,7 @@ def check_settings(up: str, scale: float) -> None:
     if up not in UPS:
         raise ShoalError(f"The up axis is one of {', '.join(UPS)}, not {up!r}.")
     if not (isinstance(scale, (int, float)) and math.isfinite(scale) and scale > 0):
-        raise ShoalError(f"The scale must be a positive number (0.001 for millimetres), not {scale!r}.")
+        raise ShoalError(f"The scale must be a positive number (0.001 for millimeters), not {scale!r}.")
 
 
 def check_count(name: str, count: int) -> None:
@@ -79,7 +79,7 @@ def _plain(name: str) -> str:
 
 
 def finish(draft: Draft, name: str, up: str, scale: float) -> Scene:
-    """Metres, z up, no vertex that nothing uses, no triangle without an area; then the checks of every scene."""
+    """Meters, z up, no vertex that nothing uses, no triangle without an area; then the checks of every scene."""
     count = len(draft.triangles)
     if count == 0 or len(draft.vertices) == 0:
         raise ShoalError(f"{name} holds no triangles: {len(draft.vertices)} vertices, {count} faces.")
@@ -99,7 +99,7 @@ def finish(draft: Draft, name: str, up: str, scale: float) -> Scene:
     if flat:
         notes.append(f"{flat} of {count} triangles have no area and were left out")
 
-    labels = ["unlabelled", *sorted({n for n in draft.names if n} - {"unlabelled"})]
+    labels = ["unlabeled", *sorted({n for n in draft.names if n} - {"unlabeled"})]
     number = {"": 0, **{text: i for i, text in enumerate(labels)}}
     meaning = np.array([number[n] for n in draft.names], dtype=np.int32)
     return check_scene(
@@ -108,7 +108,7 @@ def finish(draft: Draft, name: str, up: str, scale: float) -> Scene:
             vertices=vertices,
             triangles=triangles[keep],
             uv=draft.uv[keep],
-            colours=draft.colours[keep],
+            colors=draft.colors[keep],
             material=draft.material[keep],
             semantic=meaning[draft.named[keep]],
             instance=draft.instance[keep],
@@ -133,7 +133,7 @@ def _check_indices(name: str, triangles: np.ndarray, count: int) -> None:
 
 
 def _place(name: str, vertices: np.ndarray, numbers: np.ndarray, up: str, scale: float) -> np.ndarray:
-    """float32 [V, 3] in metres, z up. `numbers` are the vertices' indices in the file, for messages."""
+    """float32 [V, 3] in meters, z up. `numbers` are the vertices' indices in the file, for messages."""
     bad = np.flatnonzero(~np.isfinite(vertices).all(1))
     if len(bad):
         x, y, z = vertices[bad[0]]
@@ -144,7 +144,7 @@ def _place(name: str, vertices: np.ndarray, numbers: np.ndarray, up: str, scale:
         raise ShoalError(
             f"{name} reaches from ({low[0]:g}, {low[1]:g}, {low[2]:g}) to ({high[0]:g}, {high[1]:g}, {high[2]:g}) m, "
             f"more than {LARGEST_EXTENT:g} m across or {FARTHEST:g} m from the origin: "
-            "give its unit with --scale (0.001 for millimetres)."
+            "give its unit with --scale (0.001 for millimeters)."
         )
     vertices = vertices * scale
     if up == "y":  # a quarter turn about x, so left stays left

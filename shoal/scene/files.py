@@ -54,7 +54,7 @@ class Source:
     def find(self, reference: str, beside: Path | None = None) -> Path | None:
         """The file that a reference means, or None.
 
-        References are relative to the file that makes them. Files that travelled are met half way: backslashes,
+        References are relative to the file that makes them. Files that traveled are met half way: backslashes,
         another case, and absolute paths of somebody else's machine, of which only the last part is looked for.
         """
         if "://" in reference or len(reference) > LONGEST_REFERENCE:
@@ -243,9 +243,9 @@ def _too_large(name: str, what: str, size: str) -> str:
 
 
 def _rgba(picture: Image.Image) -> np.ndarray:
-    if picture.mode.startswith("I"):  # 16 bits of grey; Pillow's own conversion would clip them
-        grey = (np.asarray(picture).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)
-        return np.dstack([grey, grey, grey, np.full_like(grey, 255)])
+    if picture.mode.startswith("I"):  # 16 bits of gray; Pillow's own conversion would clip them
+        gray = (np.asarray(picture).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)
+        return np.dstack([gray, gray, gray, np.full_like(gray, 255)])
     return np.array(picture.convert("RGBA"))
 
 

@@ -1,7 +1,7 @@
 """Reading glTF 2.0: `.glb`, and `.gltf` with its buffers and pictures.
 
 Read by hand, with NumPy: every number in such a file is an index or an offset, and a general library follows a bad one
-into an exception without a cause, or silently leaves out what it does not know (fans, sparse or normalised accessors).
+into an exception without a cause, or silently leaves out what it does not know (fans, sparse or normalized accessors).
 """
 
 import base64
@@ -116,7 +116,7 @@ class _Part:
     """int64 [T, 3]."""
     uv: np.ndarray
     """float32 [T, 3, 2]."""
-    colours: np.ndarray
+    colors: np.ndarray
     """uint8 [T, 3, 4]."""
     material: int
 
@@ -144,7 +144,7 @@ class _Reader:
         self._materials: dict[int | None, int] = {}
         self._blending: set[int] = set()
         self._faint: set[int] = set()
-        """Materials on corners whose colours have an alpha."""
+        """Materials on corners whose colors have an alpha."""
         self.materials: list[Material] = []
 
     def draft(self) -> Draft:
@@ -168,7 +168,7 @@ class _Reader:
             vertices=np.concatenate(vertices),
             triangles=np.concatenate(triangles),
             uv=np.concatenate([part.uv for part in placed]),
-            colours=np.concatenate([part.colours for part in placed]),
+            colors=np.concatenate([part.colors for part in placed]),
             material=np.concatenate([part.materials for part in placed]),
             instance=named + np.int32(1),
             named=named,
@@ -210,7 +210,7 @@ class _Reader:
     def _part(self, primitive: dict) -> _Part:
         points = self._attribute(primitive, "POSITION", 3)
         faces = self._faces(primitive, len(points))
-        shade = self._colours(primitive, len(points))
+        shade = self._colors(primitive, len(points))
         index = self._material(primitive.get("material"))
         if shade[:, 3].min() < 255:
             self._faint.add(index)
@@ -288,7 +288,7 @@ class _Reader:
         if index not in self._materials:
             given = self._item("materials", index) if index is not None else {}
             surface = self._surface(given)
-            factor = self._numbers(surface["factor"], 4, f"the base colour of material {index}").clip(0, 1)
+            factor = self._numbers(surface["factor"], 4, f"the base color of material {index}").clip(0, 1)
             shown = (*(round(float(c), 6) for c in to_srgb(factor[:3])), float(factor[3]))
             texture = -1
             if surface["texture"]:
@@ -307,12 +307,12 @@ class _Reader:
         """The materials; those that blend are cut out at one half where anything about them has an alpha."""
         done = list(self.materials)
         for i in self._blending:
-            if self.pictures.faint(done[i].texture) or done[i].colour[3] < 1 or i in self._faint:
+            if self.pictures.faint(done[i].texture) or done[i].color[3] < 1 or i in self._faint:
                 done[i] = replace(done[i], cutoff=0.5)
         return done
 
     def _surface(self, material: dict) -> dict:
-        """The base colour and its texture, whichever of the two models a material uses."""
+        """The base color and its texture, whichever of the two models a material uses."""
         metal = material.get("pbrMetallicRoughness", {})
         gloss = material.get("extensions", {}).get("KHR_materials_pbrSpecularGlossiness")
         if gloss and "baseColorTexture" not in metal:
@@ -363,15 +363,15 @@ class _Reader:
             uv = uv + self._numbers(transform.get("offset", [0, 0]), 2, "a texture transform's offset")
         return np.stack([uv[:, 0], 1.0 - uv[:, 1]], 1).astype(np.float32)
 
-    def _colours(self, primitive: dict, count: int) -> np.ndarray:
+    def _colors(self, primitive: dict, count: int) -> np.ndarray:
         """uint8 [V, 4], as shown; the file's are linear."""
         white = np.full((count, 4), 255, np.uint8)
         if "COLOR_0" not in primitive["attributes"]:
             return white
-        colours = np.nan_to_num(self._attribute(primitive, "COLOR_0", (3, 4), count)).clip(0, 1)
-        white[:, :3] = np.rint(to_srgb(colours[:, :3]) * 255)
-        if colours.shape[1] == 4:
-            white[:, 3] = np.rint(colours[:, 3] * 255)
+        colors = np.nan_to_num(self._attribute(primitive, "COLOR_0", (3, 4), count)).clip(0, 1)
+        white[:, :3] = np.rint(to_srgb(colors[:, :3]) * 255)
+        if colors.shape[1] == 4:
+            white[:, 3] = np.rint(colors[:, 3] * 255)
         return white
 
     # --- Triangles -----------------------------------------------------------------------------------------------
@@ -433,7 +433,7 @@ class _Reader:
     # --- Bytes ---------------------------------------------------------------------------------------------------
 
     def _accessor(self, index: Any, widths: tuple[int, ...], whole: bool = False) -> np.ndarray:
-        """float64 [count, width], normalised where the file says so; or the integers as they are."""
+        """float64 [count, width], normalized where the file says so; or the integers as they are."""
         if index not in self._arrays:
             accessor = self._item("accessors", index)
             what = f"accessor {index}"

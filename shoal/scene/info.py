@@ -7,7 +7,7 @@ from shoal.scene.scene import Scene
 from shoal.scene.sources import fetch, open_scene
 
 SMALL, LARGE = 0.05, 300.0
-"""Metres; a scene that is smaller or larger was probably drawn in another unit."""
+"""Meters; a scene that is smaller or larger was probably drawn in another unit."""
 
 
 def scene_info(source: str, up: str = "auto", scale: float = 1.0, strict: bool = False) -> list[str]:
@@ -27,7 +27,7 @@ def scene_info(source: str, up: str = "auto", scale: float = 1.0, strict: bool =
         f"on device  {packed.nbytes / 1e6:.1f} MB: {_sections(packed)}",
     ]
     if extent.max() > LARGE:
-        lines.append(f"note       {extent.max():.4g} m across: in centimetres (--scale 0.01) or millimetres (0.001)?")
+        lines.append(f"note       {extent.max():.4g} m across: in centimeters (--scale 0.01) or millimeters (0.001)?")
     elif extent.max() < SMALL:
         lines.append(f"note       only {extent.max():.4g} m across: give the length of its unit with --scale?")
     return lines + [f"note       {note}" for note in scene.notes]

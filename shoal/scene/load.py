@@ -41,11 +41,11 @@ ENDINGS = tuple(_FORMATS)
 
 
 def load_scene(path: str | Path, up: str = "auto", scale: float = 1.0, strict: bool = False) -> Scene:
-    """A mesh file as a scene, in metres and z up.
+    """A mesh file as a scene, in meters and z up.
 
     `up` is the file's own axis: "auto" takes y for glTF (its standard) and OBJ (its custom) and z for PLY; scans in
     .glb are often z up in truth, so look at the scene's bounds. A y-up point (x, y, z) becomes (x, -z, y). `scale` is
-    the length of the file's unit in metres. What was mended or left out stands in the scene's notes. Missing textures
+    the length of the file's unit in meters. What was mended or left out stands in the scene's notes. Missing textures
     are a warning, or, if `strict`, an error.
     """
     scene = build(Source(path), up, scale)

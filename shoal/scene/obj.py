@@ -33,7 +33,7 @@ _OPTIONS = {"-o": 3, "-s": 3, "-t": 3, "-mm": 2}
 class _Mtl:
     """A material as its file describes it."""
 
-    colour: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    color: tuple[float, float, float] = (1.0, 1.0, 1.0)
     opacity: float = 1.0
     picture: str = ""
     mask: str = ""
@@ -50,7 +50,7 @@ def read_obj(source: Source) -> Draft:
     library, notes = _libraries(source)
     corners, counts, state = text.faces()
     at, uv_at = corners[:, 0], corners[:, 1]
-    points, colours = text.points()
+    points, colors = text.points()
     picks, face = triangulate(source.name, points[at], counts)
     check_count(source.name, len(picks))
     small = int((counts < 3).sum())
@@ -91,7 +91,7 @@ def read_obj(source: Source) -> Draft:
     bare = [scene_materials[i].name for i in lacking if scene_materials[i].texture >= 0]
     if bare:
         notes.append(f"textured, but not all of its faces have texture coordinates: {_first(bare)}")
-    hidden = [m.name for m in scene_materials if m.colour[3] < m.cutoff]
+    hidden = [m.name for m in scene_materials if m.color[3] < m.cutoff]
     if hidden:
         notes.append(f"clear as glass and not seen: {_first(hidden)}")
 
@@ -102,7 +102,7 @@ def read_obj(source: Source) -> Draft:
         vertices=points,
         triangles=at[picks],
         uv=uv,
-        colours=colours[at[picks]],
+        colors=colors[at[picks]],
         material=material,
         instance=np.array([things[thing, group] for thing, group, _ in names], np.int32)[mine],
         named=mine.astype(np.int32),
@@ -180,12 +180,12 @@ class _Text:
         self.states = list(known)
 
     def points(self) -> tuple[np.ndarray, np.ndarray]:
-        """float64 [V, 3], and the colours that some programs write behind them, uint8 [V, 4]."""
+        """float64 [V, 3], and the colors that some programs write behind them, uint8 [V, 4]."""
         table = self._table(self._points, "v", (3, 4, 6, 7))
-        colours = np.full((len(table), 4), 255, np.uint8)
+        colors = np.full((len(table), 4), 255, np.uint8)
         if table.shape[1] >= 6:
-            colours[:, :3] = np.rint(np.nan_to_num(table[:, 3:6]).clip(0, 1) * 255)
-        return np.ascontiguousarray(table[:, :3]), colours
+            colors[:, :3] = np.rint(np.nan_to_num(table[:, 3:6]).clip(0, 1) * 255)
+        return np.ascontiguousarray(table[:, :3]), colors
 
     def texture_coordinates(self) -> np.ndarray:
         """float64 [VT, 2]."""
@@ -312,7 +312,7 @@ def _parse_mtl(source: Source, path: Path) -> dict[str, _Mtl]:
             continue
         if key == "kd" and (numbers := _leading_numbers(rest.split())):
             found[name] = replace(
-                found[name], colour=tuple((numbers * 3)[:3]) if len(numbers) < 3 else tuple(numbers[:3])
+                found[name], color=tuple((numbers * 3)[:3]) if len(numbers) < 3 else tuple(numbers[:3])
             )
         elif key in ("d", "tr") and (numbers := _leading_numbers(rest.replace("-halo", "").split())):
             if key == "d" or found[name].opacity == 1.0:
@@ -360,16 +360,16 @@ def _leading_numbers(words: list[str]) -> list[float]:
 
 
 def _material(source: Source, pictures: Pictures, name: str, mtl: _Mtl) -> Material:
-    """A material with its texture decoded. A see-through colour or texture is cut out at one half."""
+    """A material with its texture decoded. A see-through color or texture is cut out at one half."""
     texture = -1
     picture, mask = (pictures.find(name, mtl.file) if name else None for name in (mtl.picture, mtl.mask))
     if picture or mask:
         key = tuple(path and source.identity(path) for path in (picture, mask))
         texture = pictures.number(key, lambda: _texture(pictures, mtl, picture, mask))
-    colour = mtl.colour
-    if mtl.picture and max(colour) <= 0.0:
-        colour = (1.0, 1.0, 1.0)  # exporters write black for "the texture says it all"
-    r, g, b, alpha = (float(c) for c in np.nan_to_num(np.array([*colour, mtl.opacity]), nan=1.0).clip(0, 1))
+    color = mtl.color
+    if mtl.picture and max(color) <= 0.0:
+        color = (1.0, 1.0, 1.0)  # exporters write black for "the texture says it all"
+    r, g, b, alpha = (float(c) for c in np.nan_to_num(np.array([*color, mtl.opacity]), nan=1.0).clip(0, 1))
     return Material(name, (r, g, b, alpha), texture, 0.5 if alpha < 1 or pictures.faint(texture) else 0.0)
 
 

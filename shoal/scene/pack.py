@@ -4,8 +4,8 @@ Everything is counted in words of four 32-bit numbers, the most that a GPU reads
 
     nodes      8 words each: least x of the four children, greatest x, y, y, z, z, the way on (see `tree.Tree`), unused
     triangles  3 words each, in the order of the leaves: the rows (u, v, height) of the map from a point to the triangle
-    looks      3 words each: uv of corner 0 and 1 | uv of corner 2, fineness, material | three colours, label, object
-    materials  2 words each: colour | first texel, width and height, levels, cutoff
+    looks      3 words each: uv of corner 0 and 1 | uv of corner 2, fineness, material | three colors, label, object
+    materials  2 words each: color | first texel, width and height, levels, cutoff
     texels     four a word, red, green, blue and alpha a byte each; a picture, then its halves, quarters, ...
 
 Offsets inside the block are relative to its sections, so that it can lie anywhere. Places are relative to the middle of
@@ -45,9 +45,9 @@ class Packed:
     places: tuple[int, ...]
     """The first word of each of SECTIONS."""
     bounds: np.ndarray
-    """float32 [2, 3], metres."""
+    """float32 [2, 3], meters."""
     middle: np.ndarray
-    """float32 [3], metres: what has been taken off all places, in whole metres."""
+    """float32 [3], meters: what has been taken off all places, in whole meters."""
     labels: tuple[str, ...]
     triangles: int
     holes: bool
@@ -192,7 +192,7 @@ def _looks(scene: Scene, source: np.ndarray, corners: torch.Tensor, pictures: li
             raise ShoalError(f"{scene.name} has {many} {what}; at most {2**16} can be told apart.")
     uv = torch.from_numpy(scene.uv[source])
     material = scene.material[source]
-    # log2 of texels per metre: how fine the texture lies on the triangle, which chooses the level of the pyramid.
+    # log2 of texels per meter: how fine the texture lies on the triangle, which chooses the level of the pyramid.
     pixels = np.array([pictures[m.texture].width * pictures[m.texture].height if m.texture >= 0 else 1
                        for m in scene.materials], dtype=np.float64)  # fmt: skip
     one, two = uv[:, 1] - uv[:, 0], uv[:, 2] - uv[:, 0]
@@ -204,8 +204,8 @@ def _looks(scene: Scene, source: np.ndarray, corners: torch.Tensor, pictures: li
     words[:, 6] = fineness.float()
     both = material.astype(np.int64) | (scene.semantic[source].astype(np.int64) << 16)
     words[:, 7] = _bits(torch.from_numpy(both.astype(np.uint32).view(np.int32)))
-    colours = np.ascontiguousarray(scene.colours[source])
-    words[:, 8:11] = torch.from_numpy(colours.reshape(-1, 12)).view(torch.float32)
+    colors = np.ascontiguousarray(scene.colors[source])
+    words[:, 8:11] = torch.from_numpy(colors.reshape(-1, 12)).view(torch.float32)
     words[:, 11] = _bits(torch.from_numpy(scene.instance[source]))
     return words.reshape(-1, 4)
 
@@ -213,7 +213,7 @@ def _looks(scene: Scene, source: np.ndarray, corners: torch.Tensor, pictures: li
 def _materials(scene: Scene, pictures: list[_Picture]) -> torch.Tensor:
     words = torch.zeros(len(scene.materials), 8)
     for row, material in zip(words, scene.materials, strict=True):
-        row[:4] = torch.tensor(material.colour)
+        row[:4] = torch.tensor(material.color)
         picture = pictures[material.texture] if material.texture >= 0 else _Picture(-1, 1, 1, 1)
         row[4:7] = _bits(torch.tensor([picture.first, picture.width | picture.height << 16, picture.levels]))
         row[7] = material.cutoff

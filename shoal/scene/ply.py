@@ -1,4 +1,4 @@
-"""Reading `.ply`, text or binary of either byte order, with colours and labels of vertices and faces."""
+"""Reading `.ply`, text or binary of either byte order, with colors and labels of vertices and faces."""
 
 import re
 from dataclasses import dataclass, field
@@ -74,14 +74,14 @@ def read_ply(source: Source) -> Draft:
     small = int((corners.lengths < 3).sum())
     if small:
         notes.append(f"{small} faces of fewer than three corners were left out")
-    colours = _colours(vertex)
-    of_faces = _colours(face)
-    if colours is not None:
-        colours = colours[triangles]
+    colors = _colors(vertex)
+    of_faces = _colors(face)
+    if colors is not None:
+        colors = colors[triangles]
     elif of_faces is not None:
-        colours = np.repeat(of_faces[owner][:, None], 3, 1)
+        colors = np.repeat(of_faces[owner][:, None], 3, 1)
     else:
-        colours = np.full((count, 3, 4), 255, np.uint8)
+        colors = np.full((count, 3, 4), 255, np.uint8)
 
     instance = np.ones(count, np.int32)
     if isinstance(ids := face.get("object_id"), np.ndarray):
@@ -94,7 +94,7 @@ def read_ply(source: Source) -> Draft:
         vertices=points,
         triangles=triangles,
         uv=np.zeros((count, 3, 2), np.float32) if uv is None else uv.astype(np.float32),
-        colours=colours,
+        colors=colors,
         material=np.zeros(count, np.int32),
         instance=instance,
         named=named,
@@ -321,7 +321,7 @@ def _enough(name: str, element: _Element, have: int, need: int) -> None:
         )
 
 
-def _colours(of: dict) -> np.ndarray | None:
+def _colors(of: dict) -> np.ndarray | None:
     """uint8 [N, 4], or None where there are none. Fractions and 16 bits become 8."""
     for prefix in ("", "diffuse_"):
         keys = [prefix + key for key in ("red", "green", "blue")]
@@ -331,13 +331,13 @@ def _colours(of: dict) -> np.ndarray | None:
             break
     else:
         return None
-    colours = np.full((len(values[0]), 4), 255, np.uint8)
+    colors = np.full((len(values[0]), 4), 255, np.uint8)
     fractions = values[0].dtype.kind == "f" and max(np.nan_to_num(v).max(initial=0.0) for v in values[:3]) <= 1.0
     for i, value in enumerate(values):
         deep = 257.0 if value.dtype.kind == "u" and value.dtype.itemsize == 2 else 1.0
         shown = np.nan_to_num(value.astype(np.float64)) * (255.0 if fractions else 1.0 / deep)
-        colours[:, i] = np.rint(shown.clip(0, 255))
-    return colours
+        colors[:, i] = np.rint(shown.clip(0, 255))
+    return colors
 
 
 def _uv(vertex: dict, face: dict, corners: _List, picks: np.ndarray, triangles: np.ndarray) -> np.ndarray | None:

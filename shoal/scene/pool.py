@@ -71,15 +71,15 @@ class _Uploader:
 
     def _copy(self, room: torch.Tensor, words: torch.Tensor) -> None:
         # Two pieces in turn: one is filled while the other travels.
-        travelling = [torch.cuda.Event() for _ in self._pieces]
+        traveling = [torch.cuda.Event() for _ in self._pieces]
         for k, start in enumerate(range(0, len(words), len(self._pieces[0]))):
             part = words[start : start + len(self._pieces[0])]
-            piece, event = self._pieces[k % 2][: len(part)], travelling[k % 2]
+            piece, event = self._pieces[k % 2][: len(part)], traveling[k % 2]
             event.synchronize()
             piece.copy_(part)
             room[start : start + len(part)].copy_(piece, non_blocking=True)
             event.record()
-        for event in travelling:
+        for event in traveling:
             event.synchronize()
 
 
@@ -131,7 +131,7 @@ class ScenePool:
         self.loaded, self.swaps = self.resident, 0
         self._polls = 0
         self._coming: Packed | None = None
-        self._travelling = False
+        self._traveling = False
         self._leaving: list[int] = []
         self._rows = torch.arange(self.memory.rows, dtype=torch.int32, device=self.device)
         self._census: tuple[list[int], torch.Tensor, torch.cuda.Event | None] | None = None
@@ -203,7 +203,7 @@ class ScenePool:
             self._send_away()
         if self._coming is None and self._polls >= self.period and self._empty_row() is not None:
             self._coming = self._fetch()
-        if self._coming is not None and not self._travelling:
+        if self._coming is not None and not self._traveling:
             self._board(self._coming)
 
     def _fetch(self) -> Packed | None:
@@ -251,7 +251,7 @@ class ScenePool:
         if row is None:
             return
         self.memory.reserve(row, scene)
-        self._travelling = True
+        self._traveling = True
         self._uploader.send(row, scene)
 
     def _empty_row(self) -> int | None:
@@ -263,7 +263,7 @@ class ScenePool:
             row = self._uploader.landed.get_nowait()
         except queue.Empty:
             return
-        scene, self._coming, self._travelling, self._polls = self._coming, None, False, 0
+        scene, self._coming, self._traveling, self._polls = self._coming, None, False, 0
         self.memory.publish(row)
         try:
             self.before_use(row)

@@ -1,4 +1,4 @@
-"""A scene: triangles with what they look like and what they are, checked, in metres, z up."""
+"""A scene: triangles with what they look like and what they are, checked, in meters, z up."""
 
 from dataclasses import dataclass, field
 
@@ -7,18 +7,18 @@ import numpy as np
 from shoal.core.errors import ShoalError
 
 LARGEST_EXTENT = 1e4
-"""Metres across. Beyond it rays would slip through between triangles: most likely the unit is wrong."""
+"""Meters across. Beyond it rays would slip through between triangles: most likely the unit is wrong."""
 
 FARTHEST = 1e6
-"""Metres from the origin. Beyond it single precision no longer resolves ten centimetres."""
+"""Meters from the origin. Beyond it single precision no longer resolves ten centimeters."""
 
 
 @dataclass(frozen=True)
 class Material:
-    """What a surface looks like: colour times texture times the corners' colours."""
+    """What a surface looks like: color times texture times the corners' colors."""
 
     name: str = ""
-    colour: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)
+    color: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)
     """Red, green, blue, alpha; 0 to 1, as they are shown (sRGB)."""
     texture: int = -1
     """Index into the scene's textures, -1 for none."""
@@ -28,27 +28,27 @@ class Material:
 
 @dataclass(frozen=True)
 class Scene:
-    """Triangles in metres, z up, with materials, textures and labels, in NumPy arrays; nothing is on a device."""
+    """Triangles in meters, z up, with materials, textures and labels, in NumPy arrays; nothing is on a device."""
 
     name: str
     vertices: np.ndarray
-    """float32 [V, 3], metres."""
+    """float32 [V, 3], meters."""
     triangles: np.ndarray
     """int32 [T, 3], indices of vertices; seen from both sides."""
     uv: np.ndarray
     """float32 [T, 3, 2], texture coordinates of the corners; v points up, outside 0 to 1 the texture repeats."""
-    colours: np.ndarray
+    colors: np.ndarray
     """uint8 [T, 3, 4], red, green, blue and alpha of the corners; white where a file gives none."""
     material: np.ndarray
     """int32 [T], index into `materials`."""
     semantic: np.ndarray
-    """int32 [T], index into `labels`; 0 is "unlabelled"."""
+    """int32 [T], index into `labels`; 0 is "unlabeled"."""
     instance: np.ndarray
     """int32 [T], which object of the scene, counted from 1; 0 is none."""
     materials: tuple[Material, ...] = (Material(),)
     textures: tuple[np.ndarray, ...] = ()
     """uint8 [height, width, 4] each; row 0 is the top of the picture."""
-    labels: tuple[str, ...] = ("unlabelled",)
+    labels: tuple[str, ...] = ("unlabeled",)
     missing: tuple[str, ...] = ()
     """Textures that its file refers to and that are not there; their surfaces have the color of their material."""
     notes: tuple[str, ...] = field(default=())
@@ -74,7 +74,7 @@ def check_scene(scene: Scene) -> Scene:
     _expect(name, "vertices", scene.vertices, (len(scene.vertices), 3), np.float32)
     _expect(name, "triangles", scene.triangles, (count, 3), np.int32)
     _expect(name, "uv", scene.uv, (count, 3, 2), np.float32)
-    _expect(name, "colours", scene.colours, (count, 3, 4), np.uint8)
+    _expect(name, "colors", scene.colors, (count, 3, 4), np.uint8)
     for part in ("material", "semantic", "instance"):
         _expect(name, part, getattr(scene, part), (count,), np.int32)
     for texture in scene.textures:
@@ -98,7 +98,7 @@ def check_scene(scene: Scene) -> Scene:
     if extent > LARGEST_EXTENT:
         raise ShoalError(
             f"{name} is {extent:.6g} m across, more than {LARGEST_EXTENT:g} m: "
-            "give its unit with --scale (0.001 for millimetres)."
+            "give its unit with --scale (0.001 for millimeters)."
         )
     away = float(np.abs([low, high]).max())
     if away > FARTHEST:

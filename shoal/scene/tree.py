@@ -80,8 +80,8 @@ class _Binary:
 def _split(lower: torch.Tensor, upper: torch.Tensor, balanced: bool) -> tuple[_Binary, torch.Tensor]:
     device, total = lower.device, len(lower)
     boxes = torch.cat([lower, -upper], 1)
-    centre = (lower + upper) * 0.5
-    order = torch.argsort(_curve(centre)) if balanced else torch.arange(total, device=device)
+    center = (lower + upper) * 0.5
+    order = torch.argsort(_curve(center)) if balanced else torch.arange(total, device=device)
     # The nodes of this level: where their triangles begin in `order`, and how many they are.
     first, count = torch.zeros(1, dtype=torch.long, device=device), torch.full((1,), total, device=device)
     levels: list[_Binary] = []
@@ -92,7 +92,7 @@ def _split(lower: torch.Tensor, upper: torch.Tensor, balanced: bool) -> tuple[_B
         place = torch.arange(len(node), device=device) - starts[node] + first[node]
         triangles = order[place]
         bounds = _reduce(boxes[triangles], node, len(first))
-        goes_left, cost = _best_split(boxes[triangles], centre[triangles], node, count)
+        goes_left, cost = _best_split(boxes[triangles], center[triangles], node, count)
         if balanced:
             cost = torch.full_like(cost, torch.inf)
         # A leaf where splitting does not pay; a split in the middle where no border separates the triangles.
@@ -140,15 +140,15 @@ def _area(bounds: torch.Tensor) -> torch.Tensor:
 
 
 def _best_split(
-    boxes: torch.Tensor, centre: torch.Tensor, node: torch.Tensor, count: torch.Tensor
+    boxes: torch.Tensor, center: torch.Tensor, node: torch.Tensor, count: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Which triangles the best split of their node sends left, and its cost: inf where no border separates any."""
     nodes = len(count)
     parts = min(BINS, max(4, 2 * len(node) // nodes))
-    around = _reduce(torch.cat([centre, -centre], 1), node, nodes)
+    around = _reduce(torch.cat([center, -center], 1), node, nodes)
     low, high = around[:, :3], -around[:, 3:]
     scale = parts / (high - low).clamp(min=1e-20)
-    bins = ((centre - low[node]) * scale[node]).int().clamp(max=parts - 1)
+    bins = ((center - low[node]) * scale[node]).int().clamp(max=parts - 1)
     slots = (node.int() * parts)[:, None] + bins
     best = torch.full((nodes,), torch.inf, device=boxes.device)
     axis, border = torch.zeros_like(count), torch.zeros_like(count)

@@ -210,7 +210,7 @@ def _row(job: Job, kind: str, num_envs: int, world: World, **figures: float) -> 
             compile=config.compile,
             precision=config.precision,
             epochs=getattr(job.learn, "epochs", 1),
-            minibatches=getattr(job.learn, "minibatches", 1),
+            num_minibatches=getattr(job.learn, "num_minibatches", 1),
         )
     return dict(
         bench=kind,

@@ -33,7 +33,7 @@ MOST_SCENES = 256
 """Of a measurement: all of them are prepared first and held at once."""
 
 MAX_DEPTH = 10.0
-"""Metres: what lies beyond need not be told apart."""
+"""Meters: what lies beyond need not be told apart."""
 
 
 def place_views(memory: SceneMemory, views: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -50,7 +50,7 @@ def place_views(memory: SceneMemory, views: int) -> tuple[torch.Tensor, torch.Te
 
 
 def scatter_movers(poses: torch.Tensor, per_env: int) -> Movers:
-    """Boxes, balls, cylinders and capsules of 5 to 25 cm, a few metres around each camera."""
+    """Boxes, balls, cylinders and capsules of 5 to 25 cm, a few meters around each camera."""
     views, device = len(poses), poses.device
     rng = torch.Generator().manual_seed(0)
     movers = Movers.make(views, per_env, device)

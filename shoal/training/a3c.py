@@ -16,7 +16,7 @@ import torch
 
 from shoal.config.job import Job
 from shoal.learn.optim import Adam
-from shoal.policy.normalise import RunningMoments, share_buffers
+from shoal.policy.normalize import RunningMoments, share_buffers
 from shoal.training.processes import Processes
 from shoal.training.trainer import Counted, Trainer, lags_told
 
@@ -35,8 +35,8 @@ class SharedTrainer(Counted):
         """With the shared parameters."""
         self._turn = threading.Lock()
         """Held while the shared parameters move."""
-        self.optimisers = {
-            name: learner.config.optimise(self.policies[name], False) for name, learner in self.learners.items()
+        self.optimizers = {
+            name: learner.config.optimize(self.policies[name], False) for name, learner in self.learners.items()
         }
         for part in self.parts:
             part.processes = Processes()
@@ -62,7 +62,7 @@ class SharedTrainer(Counted):
                 if isinstance(module, RunningMoments):
                     module.merge = _one_at_a_time(module.merge, self._turn)
         for name, learner in part.learners.items():
-            learner.optimiser.step = _Step(self, self.optimisers[name], learner.optimiser)
+            learner.optimizer.step = _Step(self, self.optimizers[name], learner.optimizer)
             shared = self.learners[name].reward_moments
             if learner.reward_moments is not shared:
                 share_buffers(learner.reward_moments, shared)
@@ -94,7 +94,7 @@ class SharedTrainer(Counted):
                 self._changed.notify_all()
 
     def iterate(self) -> None:
-        """Wait until as many rollouts as there are parts have been made and learnt from."""
+        """Wait until as many rollouts as there are parts have been made and learned from."""
         if not self._threads:
             self._start()
         with self._changed:
@@ -157,7 +157,7 @@ class SharedTrainer(Counted):
         """Stop if steps were refused for a gradient that is not finite; say where it came from."""
         for part in self.parts:
             part.check_masks()
-        if any(int(optimiser.bad_steps) for optimiser in self.optimisers.values()):
+        if any(int(optimizer.bad_steps) for optimizer in self.optimizers.values()):
             # Whose newest rollout shows what was wrong speaks first.
             for part in sorted(self.parts, key=lambda part: part.is_finite):
                 part.check_finite()
@@ -176,8 +176,8 @@ class SharedTrainer(Counted):
         state = {}
         for name, policy in self.policies.items():
             state.update({f"policy.{name}.{k}": v for k, v in policy.state_dict().items()})
-        for name, optimiser in self.optimisers.items():
-            state.update({f"learner.{name}.optimiser.{k}": v for k, v in optimiser.state_dict().items()})
+        for name, optimizer in self.optimizers.items():
+            state.update({f"learner.{name}.optimizer.{k}": v for k, v in optimizer.state_dict().items()})
         return state
 
     def env_axes(self) -> dict[str, int]:
@@ -197,7 +197,7 @@ class SharedTrainer(Counted):
 
 
 class _Step:
-    """In place of an optimiser's step: the gradient moves what is shared, and the part takes what there is then."""
+    """In place of an optimizer's step: the gradient moves what is shared, and the part takes what there is then."""
 
     def __init__(self, trainer: SharedTrainer, shared: Adam, own: Adam):
         self.trainer, self.shared, self.own = trainer, shared, own

@@ -2,9 +2,9 @@
 
 The thread that acts has policies of its own, with the newest weights when a rollout begins; in host worlds, whose steps
 take long, also in the middle of it. Finished rollouts wait in a bounded queue, with the number of updates that their
-policy had seen at first. A rollout may begin while at most `max_lag` others are unlearnt: so many updates, and no more,
-the policy has changed by the time it is learnt from. Without lag the two take turns, and what is learnt is the same as
-in a plain `Trainer`, bit for bit.
+policy had seen at first. A rollout may begin while at most `max_lag` others are not yet learned from: this bounds the
+updates between acting and learning. Without lag the two take turns, and the numbers are those of a plain `Trainer`, bit
+for bit.
 
 On a GPU each thread has a stream; they wait for one another there, not on the host. Acting may also have a device of
 its own.
@@ -73,11 +73,11 @@ class _Mark:
 
 
 class Finished(NamedTuple):
-    """A rollout that waits to be learnt from."""
+    """A rollout that waits to be learned from."""
 
     slot: Handover
     version: int
-    """How many rollouts had been learnt from when it began; its later steps may have been made with newer weights."""
+    """How many rollouts had been learned from when it began; its later steps may have been made with newer weights."""
 
 
 class AsyncTrainer(Trainer):
@@ -102,7 +102,7 @@ class AsyncTrainer(Trainer):
         self._awaited = False
         """Whether the learner waits for a rollout."""
         self._begun = 0
-        """Rollouts begun so far; those learnt from are counted by `iteration`."""
+        """Rollouts begun so far; those learned from are counted by `iteration`."""
         self._fault: BaseException | None = None
         self._lags: list[int] = []
         self._waited = {"learner": 0.0, "actor": 0.0}
@@ -136,7 +136,7 @@ class AsyncTrainer(Trainer):
         self._lags.append(self.iteration - finished.version)
         self.learn()
         if self._learn_device.type == "cuda":
-            # sync: lag and waiting are told as they are, and players never wait for weights that are still learnt
+            # sync: lag and waiting are told as they are, and players never wait for weights that are still learned
             rest_until_done(self._learn_device)
         self._publish()
         with self._changed:
@@ -221,7 +221,7 @@ class AsyncTrainer(Trainer):
                 self._changed.notify_all()
 
     def _may_begin(self) -> int | None:
-        """Wait until another rollout may begin; returns how many have been learnt from, or None at the end."""
+        """Wait until another rollout may begin; returns how many have been learned from, or None at the end."""
         start = time.monotonic()
 
         def ready() -> bool:
@@ -281,7 +281,7 @@ class AsyncTrainer(Trainer):
         for name, learner in self.learners.items():
             learner.rollout.version.copy_(self.collector.rollouts[name].version)
         if int(self.collector.counter) != iteration:
-            # Envs stand behind rollouts that waited to be learnt from, and are lost: what they do next is no sequel.
+            # Envs stand behind rollouts that waited to be learned from, and are lost: what they do next is no sequel.
             for name, learner in self.learners.items():
                 learner.cut()
                 carried = self.collector.rollouts[name].carried()

@@ -33,9 +33,9 @@ def make_world(
     with UserCode(f"The world {job.world} cannot be made", cls, (ShoalError,)):
         inner = cls(num_envs or job.train.num_envs, job.train.device, config, **seen_to)
     world = wrapped(job, inner)
-    kept = getattr(torch, job.train.observation_type)
+    kept = getattr(torch, job.train.obs_dtype)
     as_they_are = kept == torch.float32 or all(g.observation.dtype != torch.float32 for g in world.groups)
-    return world if as_they_are or "observation_type" in world.inside else KeepAs(world, kept)
+    return world if as_they_are or "obs_dtype" in world.inside else KeepAs(world, kept)
 
 
 def wrapped(job: Job, world: World) -> World:
@@ -71,11 +71,11 @@ def _make_policy(job: Job, group: Group) -> Policy:
 def _policy_with(job: Job, group: Group, torso: Torso) -> Policy:
     config = job.train
     if isinstance(job.learn, DDPGConfig):
-        return ContinuousQPolicy(group, torso, config.normalise_observation, **job.learn.head())
+        return ContinuousQPolicy(group, torso, config.normalize_obs, **job.learn.head())
     core = core_maker(config.core, config.core_size, config.core_layers)
     if isinstance(job.learn, QConfig):
-        return QPolicy(group, torso, config.normalise_observation, core, **job.learn.head())
-    return ActorCritic(group, torso, config.shared, config.normalise_observation, config.log_std, core)
+        return QPolicy(group, torso, config.normalize_obs, core, **job.learn.head())
+    return ActorCritic(group, torso, config.shared, config.normalize_obs, config.log_std, core)
 
 
 def by_group(job: Job, policies: dict[str, Policy]) -> dict[str, Policy]:

@@ -361,7 +361,7 @@ class HostCollector(Collector):
             rollout.final_state[place] = rollout.state[-1][where]
 
     def _drop(self, steps: np.ndarray, envs: np.ndarray) -> None:
-        """Envs were lost in their steps: no loss, statistic or normaliser sees what is left of their last episodes."""
+        """Envs were lost in their steps: no loss, statistic or normalizer sees what is left of their last episodes."""
         for rollout in self.rollouts.values():
             for t, env in zip(steps.tolist(), envs.tolist(), strict=True):
                 ends = (rollout.terminated[:t, env] | rollout.truncated[:t, env]).cpu().numpy()

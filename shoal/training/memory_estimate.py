@@ -128,21 +128,21 @@ def estimate(job: Job, free: int | None = None) -> Estimate:
             pass
         elif isinstance(learn, OffPolicyConfig):
             burn_in, length = learn.span(policy.core is not None)
-            each = Replay.bytes_per_step(memory, learn.prioritised, length > 0)
-            replay += each * learn.replay_size // (COUNTED * agents)
+            each = Replay.bytes_per_step(memory, learn.prioritized, length > 0)
+            replay += each * learn.buffer_size // (COUNTED * agents)
             # A batch goes through the network that learns, and what comes later through it and its target.
             batch = learn.batch_size
-            if length:  # sequences come with rows before and after what is learnt
+            if length:  # sequences come with rows before and after what is learned
                 batch = batch * (burn_in + length + learn.n_step) // length
             update = update_limit = max(update, 3 * bytes_each * batch)
         else:
             # Advantages, targets, V-trace's ratios; weights where agents leave; the order of PPO's samples or sequences
             per_step = 2 + (memory.alive is not None or memory.acting is not None) + getattr(learn, "vtrace", False)
-            ordered = (1 if policy.state_size else steps) if hasattr(learn, "minibatches") else 0
+            ordered = (1 if policy.state_size else steps) if hasattr(learn, "num_minibatches") else 0
             rollout += 4 * agents * (steps * per_step + ordered + memory.final_observation.shape[0] + 1)
-            update = max(update, bytes_each * agents * steps // getattr(learn, "minibatches", 1))
+            update = max(update, bytes_each * agents * steps // getattr(learn, "num_minibatches", 1))
             whole = activation_memory(torch.device(job.train.device))
-            update_limit = max(update_limit, learn.pass_size * bytes_each if learn.pass_size else whole)
+            update_limit = max(update_limit, learn.micro_batch_size * bytes_each if learn.micro_batch_size else whole)
         acting = max(acting, agents * numbers * BYTES_PER_ACTING)
     return Estimate(
         num_envs=job.train.num_envs,
@@ -160,7 +160,7 @@ def estimate(job: Job, free: int | None = None) -> Estimate:
 
 
 def _copies(job: Job) -> int:
-    """Rollouts besides the one that is made: those that wait to be learnt from, and the one that is learnt from."""
+    """Rollouts besides the one that is made: those that wait to be learned from, and the one that is learned from."""
     train = job.train
     here = train.learn_device is None or full_device(train.learn_device) == full_device(train.device)
     return train.max_lag + 2 if train.asynchronous and here else 0
@@ -191,7 +191,7 @@ def most_envs(job: Job) -> int:
         )
     told = estimate(job)
     learn = [job.for_policy(name).learn for name in job.teams()]
-    step = max(1, *(getattr(settings, "minibatches", 1) for settings in learn))
+    step = max(1, *(getattr(settings, "num_minibatches", 1) for settings in learn))
     count = told.fits // step * step
     if count < 1:
         raise ShoalError(

@@ -109,7 +109,7 @@ class Processes:
         if self.size == 1:
             return job
         learn = job.learn
-        for name in ("replay_size", "batch_size"):
+        for name in ("buffer_size", "batch_size"):
             if hasattr(learn, name):
                 learn = replace(learn, **{name: max(1, getattr(learn, name) // self.size)})
         return replace(job, train=replace(job.train, num_envs=job.train.num_envs // self.size), learn=learn)

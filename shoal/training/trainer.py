@@ -159,7 +159,7 @@ class Trainer(Counted):
         for name, learner in self.learners.items():
             prefix = f"train/{name}/" if len(self.policies) > 1 else "train/"
             found.update({prefix + key: value for key, value in learner.read_metrics().items()})
-            found[f"{prefix}learning_rate"] = float(learner.optimiser.lr)
+            found[f"{prefix}learning_rate"] = float(learner.optimizer.lr)
         if isinstance(self.collector, HostCollector) and self.collector.line is not None:
             made = torch.tensor(self.collector.read_made(), device=self.world.device)
             self.processes.reducer.average(made)
@@ -191,7 +191,7 @@ class Trainer(Counted):
         return torch.stack([each.double().sum() for each in sums]).to(self.world.device)
 
     def _newest_sums(self) -> torch.Tensor:
-        """Those that what has been learnt so far belongs to."""
+        """Those that what has been learned so far belongs to."""
         return self.episode_sums()
 
     def check_masks(self) -> None:
@@ -216,7 +216,7 @@ class Trainer(Counted):
         """Stop if steps were refused for a gradient that is not finite; say where it came from."""
         self.check_masks()
         for name, learner in self.learners.items():
-            bad = sum(optimiser.bad_steps for optimiser in learner.optimisers.values())
+            bad = sum(optimizer.bad_steps for optimizer in learner.optimizers.values())
             if int(bad):  # sync: with a log line or a checkpoint
                 # A gradient is the same in all processes, but what spoilt it is in one.
                 found = self.processes.collect(self._blame(name))
@@ -308,7 +308,7 @@ class Books(NamedTuple):
 
 
 def lags_told(lags: list[int]) -> dict[str, float]:
-    """Metrics of how much older policies were when they acted than when it was learnt from."""
+    """Metrics of how much older policies were when they acted than when it was learned from."""
     return {"train/lag_mean": sum(lags) / max(1, len(lags)), "train/lag_max": float(max(lags, default=0))}
 
 

@@ -88,8 +88,8 @@ def plot_bench(rows: list[dict[str, Any]], path: Path) -> Path:
         for label, (line, points) in curves.items():
             if points:
                 name = label if len(counts) == 1 else f"{agents} agents, {label}"
-                colour = None if len(counts) == 1 else f"C{place}"
-                axes.loglog(*zip(*points, strict=True), line, marker="o", markersize=3, color=colour, label=name)
+                color = None if len(counts) == 1 else f"C{place}"
+                axes.loglog(*zip(*points, strict=True), line, marker="o", markersize=3, color=color, label=name)
         for row in rows:
             if row["bench"] == "full" and row["agents_per_env"] == agents and trained:
                 axes.axvline(row.get("fits", row["num_envs"]), color=f"C{place}", linewidth=0.8, alpha=0.5)

@@ -56,7 +56,7 @@ def record(
     with closing(make_world(run.job, envs, "shown")) as world:
         if not world.drawable:
             world.picture(None, 0)
-        drawn = run.job.train.eval_sample if sample is None else sample
+        drawn = run.job.train.eval_stochastic if sample is None else sample
         player = Player(world, run.policies, evaluation_seed(run.job, seed), drawn)
         with replacing(path) as file:
             if still:

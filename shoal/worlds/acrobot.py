@@ -9,7 +9,7 @@ from shoal.core import Box, Discrete, Field, Group, KernelWorld, Random, sincos,
 
 @wp.func
 def derivative(s: wp.vec4, torque: float):
-    """Time derivative of (angle 1, angle 2, spin 1, spin 2): two links of 1 kg and 1 m, centre of mass half-way."""
+    """Time derivative of (angle 1, angle 2, spin 1, spin 2): two links of 1 kg and 1 m, center of mass half-way."""
     sin2, cos2 = sincos(s[1])
     sin1, _c = sincos(s[0])
     _s, cos12 = sincos(s[0] + s[1] - 1.5707964)
@@ -88,30 +88,30 @@ class Acrobot(KernelWorld):
     groups = (Group("arm", observation=Box(6), action=Discrete(3)),)
     step, reset, observe = swing, hang, look
     settings = dict(
-        common=dict(rollout=64, lr=2.5e-3, normalise_observation=True, normalise_reward=True),
+        common=dict(rollout=64, lr=2.5e-3, normalize_obs=True, normalize_reward=True),
         cpu=dict(total_steps=1_000_000, num_envs=128),
         gpu=dict(total_steps=16_000_000, num_envs=2048),
-        dqn=dict(rollout=4, lr=1e-3, anneal="linear", n_step=3, double=True, huber=None, target_period=50),
-        dqn_cpu=dict(total_steps=200_000, num_envs=64, learning_starts=10_000, replay_size=200_000),
+        dqn=dict(rollout=4, lr=1e-3, anneal="linear", n_step=3, double=True, huber=None, target_update_interval=50),
+        dqn_cpu=dict(total_steps=200_000, num_envs=64, learning_starts=10_000, buffer_size=200_000),
         rainbow=dict(
             rollout=4,
             lr=1e-3,
             anneal="linear",
             v_min=-100.0,
             v_max=0.0,
-            target_period=50,
+            target_update_interval=50,
             replay_ratio=4.0,
             noisy=False,
-            epsilon_end=0.05,
-            epsilon_share=0.3,
+            exploration_final_eps=0.05,
+            exploration_fraction=0.3,
         ),
-        rainbow_cpu=dict(total_steps=200_000, num_envs=64, learning_starts=10_000, replay_size=200_000),
+        rainbow_cpu=dict(total_steps=200_000, num_envs=64, learning_starts=10_000, buffer_size=200_000),
     )
 
     def picture(self, canvas, env):
         a, b = (float(v) for v in self.store.links[env, :2])
         canvas.view(-2.9, 2.9, -2.1, 2.1)
-        canvas.line([(-2.2, 1.0), (2.2, 1.0)], "grey", 0.02)
+        canvas.line([(-2.2, 1.0), (2.2, 1.0)], "gray", 0.02)
         elbow = (canvas.sin(a), -canvas.cos(a))
         foot = (elbow[0] + canvas.sin(a + b), elbow[1] - canvas.cos(a + b))
         canvas.line([(0.0, 0.0), elbow, foot], "orange", 0.14)

@@ -19,7 +19,7 @@ def push(
     reward: wp.array[float],
     terminated: wp.array[wp.bool],
 ):
-    """Euler's method with Gymnasium's constants: cart 1 kg, pole 0.1 kg and half a metre to its centre, 20 ms."""
+    """Euler's method with Gymnasium's constants: cart 1 kg, pole 0.1 kg and half a meter to its center, 20 ms."""
     f = wp.where(action[env] == 1, force, -force)
     sine, cosine = sincos_small(angle[env])  # episodes end at 12 degrees
     temp = (f + 0.05 * spin[env] * spin[env] * sine) * 0.9090909
@@ -88,33 +88,33 @@ class CartPole(KernelWorld):
     groups = (Group("cart", observation=Box(4), action=Discrete(2)),)
     step, reset, observe = push, stand_up, look
     settings = dict(
-        common=dict(rollout=32, lr=2.5e-3, epochs=4, minibatches=4),
+        common=dict(rollout=32, lr=2.5e-3, epochs=4, num_minibatches=4),
         cpu=dict(total_steps=1_000_000, num_envs=256),
         gpu=dict(total_steps=20_000_000, num_envs=4096),
-        ppo=dict(normalise_reward=True),
+        ppo=dict(normalize_reward=True),
         dqn=dict(
             rollout=4,
             lr=1e-3,
             anneal="linear",
-            normalise_observation=True,
+            normalize_obs=True,
             n_step=3,
             double=True,
             huber=None,
-            target_period=25,
+            target_update_interval=25,
             learning_starts=10_000,
-            replay_size=200_000,
-            epsilon_share=0.3,
+            buffer_size=200_000,
+            exploration_fraction=0.3,
         ),
         dqn_cpu=dict(total_steps=200_000, num_envs=64),
-        dqn_gpu=dict(lr=2e-3, batch_size=4096, learning_starts=100_000, replay_size=2_000_000),
-        a2c_cpu=dict(total_steps=500_000, num_envs=32, rollout=16, lr=4e-3, normalise_advantage=False),
+        dqn_gpu=dict(lr=2e-3, batch_size=4096, learning_starts=100_000, buffer_size=2_000_000),
+        a2c_cpu=dict(total_steps=500_000, num_envs=32, rollout=16, lr=4e-3, normalize_advantage=False),
     )
 
     def picture(self, canvas, env):
         x, angle = float(self.store.x[env]), float(self.store.angle[env])
         canvas.view(-3.0, 3.0, -0.8, 1.6)
-        canvas.line([(-2.4, 0.0), (2.4, 0.0)], "grey", 0.02)
+        canvas.line([(-2.4, 0.0), (2.4, 0.0)], "gray", 0.02)
         canvas.box((x, 0.0), 0.5, 0.3, "ink")
         tip = (x + canvas.sin(angle), canvas.cos(angle))
         canvas.line([(x, 0.0), tip], "orange", 0.1)
-        canvas.disc((x, 0.0), 0.06, "grey")
+        canvas.disc((x, 0.0), 0.06, "gray")

@@ -52,7 +52,7 @@ def draw_valley(canvas, position: float, goal: float) -> None:
         return 0.45 * canvas.sin(3.0 * x) + 0.55
 
     canvas.view(-1.3, 0.7, -0.1, 1.25)
-    canvas.line([(x / 50.0, height(x / 50.0)) for x in range(-60, 31)], "grey", 0.015)
+    canvas.line([(x / 50.0, height(x / 50.0)) for x in range(-60, 31)], "gray", 0.015)
     canvas.line([(goal, height(goal)), (goal, height(goal) + 0.2)], "ink", 0.012)
     canvas.polygon(
         [(goal, height(goal) + 0.2), (goal + 0.1, height(goal) + 0.16), (goal, height(goal) + 0.12)], "green"
@@ -84,7 +84,7 @@ class MountainCar(KernelWorld):
     step, reset, observe = drive, park, look
     settings = dict(
         # Without repeated actions hardly any first episode reaches the flag.
-        common=dict(action_repeat=4, lr=2.5e-3, entropy=0.01, normalise_observation=True, normalise_reward=True),
+        common=dict(action_repeat=4, lr=2.5e-3, entropy=0.01, normalize_obs=True, normalize_reward=True),
         cpu=dict(total_steps=1_000_000, num_envs=256, rollout=32),
         gpu=dict(total_steps=16_000_000, num_envs=4096, rollout=32),
         # Q-values begin at 0, above anything there is to win: that drives the car where it has not been.
@@ -96,12 +96,12 @@ class MountainCar(KernelWorld):
             n_step=5,
             double=True,
             huber=None,
-            target_period=100,
+            target_update_interval=100,
             epsilon=0.1,
-            epsilon_end=0.0,
-            epsilon_share=0.9,
+            exploration_final_eps=0.0,
+            exploration_fraction=0.9,
         ),
-        dqn_cpu=dict(total_steps=800_000, num_envs=32, learning_starts=5_000, replay_size=800_000),
+        dqn_cpu=dict(total_steps=800_000, num_envs=32, learning_starts=5_000, buffer_size=800_000),
     )
 
     def picture(self, canvas, env):

@@ -448,12 +448,12 @@ class Pandemic(KernelWorld):
         common=dict(
             rollout=180,
             lr=2e-3,
-            normalise_reward=True,
+            normalize_reward=True,
             per_group=("planner.lr=3e-3",),
         ),
-        ppo=dict(epochs=2, per_group=("planner.lr=3e-3", "planner.epochs=8", "planner.minibatches=1")),
+        ppo=dict(epochs=2, per_group=("planner.lr=3e-3", "planner.epochs=8", "planner.num_minibatches=1")),
         cpu=dict(total_steps=100_000, num_envs=16),
-        gpu=dict(total_steps=4_000_000, num_envs=512, minibatches=16),
+        gpu=dict(total_steps=4_000_000, num_envs=512, num_minibatches=16),
     )
 
     def picture(self, canvas, env):
@@ -478,13 +478,13 @@ class Pandemic(KernelWorld):
                     canvas.box((x + 10.5, y - 11.25 + height / 2.0), 5.0, height, "blue")
                     canvas.text((round(x) - 11, round(240.0 - y) - 7), name)
         parts = dict(
-            grey=1.0 - float(s.nation_susceptible[env] + s.nation_infected[env] + s.nation_vaccinated[env]),
+            gray=1.0 - float(s.nation_susceptible[env] + s.nation_infected[env] + s.nation_vaccinated[env]),
             red=float(s.nation_infected[env]),
             green=float(s.nation_vaccinated[env]),
         )
         left = 10.0
-        for colour, part in parts.items():
-            canvas.box((left + 150.0 * part, 28.0), 300.0 * part, 8.0, colour)
+        for color, part in parts.items():
+            canvas.box((left + 150.0 * part, 28.0), 300.0 * part, 8.0, color)
             left += 300.0 * part
         canvas.line([(10.0, 23.0), (310.0, 23.0)], "ink", 1.0)
         text = f"day {int(s.step_count[env])}   deaths {float(s.deaths[env]):.0f} / 100,000   "

@@ -9,12 +9,12 @@ from shoal.core import Box, Each, Field, Group, KernelWorld, MultiDiscrete, Plac
 from shoal.core.errors import ShoalError
 
 TURN = wp.constant(6.283185307179586)
-PER_NEIGHBOUR = 7
+PER_NEIGHBOR = 7
 OF_ONESELF = 6
-MOST_NEIGHBOURS = 16
+MOST_NEIGHBORS = 16
 
-Distances = wp.types.vector(length=MOST_NEIGHBOURS, dtype=float)
-Numbers = wp.types.vector(length=MOST_NEIGHBOURS, dtype=int)
+Distances = wp.types.vector(length=MOST_NEIGHBORS, dtype=float)
+Numbers = wp.types.vector(length=MOST_NEIGHBORS, dtype=int)
 
 # All agents of an env stand in one row, taggers first: `me` counts there, `agent` within its group, `first` is
 # where that begins. A motion is (speed, direction, acceleration).
@@ -156,7 +156,7 @@ def look(
     agent: int,
     first: int,
     taggers: int,
-    neighbours: int,
+    neighbors: int,
     size: float,
     max_speed: float,
     max_acceleration: float,
@@ -168,7 +168,7 @@ def look(
     present: wp.array2d[wp.bool],
     observation: wp.array3d[float],
 ):
-    """What an agent sees: its nearest neighbours in the game, nearest first; no more memory than a short list."""
+    """What an agent sees: its nearest neighbors in the game, nearest first; no more memory than a short list."""
     me = first + agent
     row = observation[env, agent]
     if not present[env, me]:
@@ -176,18 +176,18 @@ def look(
             row[i] = 0.0
         return
     here = position[env, me]
-    # Sorted lists in registers. Of MOST_NEIGHBOURS places the last `neighbours` are in use: the others hold -1, which
+    # Sorted lists in registers. Of MOST_NEIGHBORS places the last `neighbors` are in use: the others hold -1, which
     # no distance undercuts, so that the loop that keeps the lists sorted can be unrolled.
     nearest = Distances()
     who = Numbers()
-    for i in range(MOST_NEIGHBOURS):
-        nearest[i] = wp.where(i < MOST_NEIGHBOURS - neighbours, -1.0, 3.4e38)
+    for i in range(MOST_NEIGHBORS):
+        nearest[i] = wp.where(i < MOST_NEIGHBORS - neighbors, -1.0, 3.4e38)
         who[i] = -1
     for other in range(position.shape[1]):
         apart = wp.length_sq(position[env, other] - here)
-        if apart < nearest[MOST_NEIGHBOURS - 1] and other != me and present[env, other]:
+        if apart < nearest[MOST_NEIGHBORS - 1] and other != me and present[env, other]:
             number = int(other)
-            for i in range(MOST_NEIGHBOURS):
+            for i in range(MOST_NEIGHBORS):
                 old_apart = nearest[i]
                 old_number = who[i]
                 closer = apart < old_apart
@@ -200,8 +200,8 @@ def look(
     cosine = float(1.0)
     if own_frame:
         sine, cosine = sincos(mine[1])
-    for i in range(MOST_NEIGHBOURS):
-        at = PER_NEIGHBOUR * (i - (MOST_NEIGHBOURS - neighbours))
+    for i in range(MOST_NEIGHBORS):
+        at = PER_NEIGHBOR * (i - (MOST_NEIGHBORS - neighbors))
         if at >= 0:
             other = who[i]
             there = position[env, wp.max(other, 0)] - here
@@ -214,7 +214,7 @@ def look(
             row[at + 4] = found * change[1] / TURN
             row[at + 5] = wp.where(other < taggers, found, 0.0)
             row[at + 6] = found
-    end = PER_NEIGHBOUR * neighbours
+    end = PER_NEIGHBOR * neighbors
     row[end] = float(step_count[env]) / float(max_steps)
     if own_frame:
         x = 0.5 - here[0] / size
@@ -232,7 +232,7 @@ class TagContinuous(KernelWorld):
 
     | | |
     |---|---|
-    | observation | of each of the `neighbours` nearest agents in the game, nearest first: x, y (/ diagonal), speed, |
+    | observation | of each of the `neighbors` nearest agents in the game, nearest first: x, y (/ diagonal), speed, |
     | | acceleration (/ their limits), direction (/ turn), all relative to one's own, 1 for taggers, 1; then time / |
     | | max_steps. Such agents do not know where they are heading; with `own_frame` they do |
     | action | acceleration and turn: 0 for none, else one of evenly spaced levels |
@@ -253,7 +253,7 @@ class TagContinuous(KernelWorld):
         """Side of the square [m]."""
         max_steps: int = 500
         """Steps of a game."""
-        neighbours: int = 10
+        neighbors: int = 10
         """How many of the nearest agents one sees (at most 16)."""
         own_frame: bool = False
         """Show positions ahead and to the left instead of along x and y, and add what an agent knows of itself:
@@ -291,8 +291,8 @@ class TagContinuous(KernelWorld):
             for name in ("taggers", "runners", "acceleration_levels", "turn_levels"):
                 if getattr(self, name) < 1:
                     raise ShoalError(f"--world.{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}.")
-            if not 1 <= self.neighbours <= MOST_NEIGHBOURS:
-                raise ShoalError(f"--world.neighbours must be between 1 and {MOST_NEIGHBOURS}, got {self.neighbours}.")
+            if not 1 <= self.neighbors <= MOST_NEIGHBORS:
+                raise ShoalError(f"--world.neighbors must be between 1 and {MOST_NEIGHBORS}, got {self.neighbors}.")
             for name in ("size", "max_speed", "max_acceleration", "tagger_skill", "runner_skill"):
                 if getattr(self, name) <= 0.0:
                     raise ShoalError(f"--world.{name.replace('_', '-')} must be above 0, got {getattr(self, name)}.")
@@ -311,7 +311,7 @@ class TagContinuous(KernelWorld):
 
     @staticmethod
     def groups(config):
-        sight = Box(PER_NEIGHBOUR * config.neighbours + 1 + (OF_ONESELF if config.own_frame else 0))
+        sight = Box(PER_NEIGHBOR * config.neighbors + 1 + (OF_ONESELF if config.own_frame else 0))
         action = MultiDiscrete((config.acceleration_levels + 1, config.turn_levels + 1))
         return (
             Group("tagger", observation=sight, action=action, agents=config.taggers),
@@ -342,11 +342,11 @@ class TagContinuous(KernelWorld):
         ppo=dict(
             lr=2e-3,
             gamma=0.97,
-            lam=0.9,
-            minibatches=8,
+            gae_lambda=0.9,
+            num_minibatches=8,
             epochs=1,
             activation="tanh",
-            normalise_reward=True,
+            normalize_reward=True,
             per_group=("tagger.entropy=0.05", "runner.entropy=0.003"),
         ),
         a2c=dict(lr=1e-3, entropy=0.05, per_group=("runner.lr=5e-3",)),

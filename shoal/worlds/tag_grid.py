@@ -302,8 +302,8 @@ class TagGrid(KernelWorld):
         ),
         cpu=dict(total_steps=3_000_000, num_envs=256, rollout=50),
         gpu=dict(total_steps=200_000_000, num_envs=2000, rollout=100),
-        ppo=dict(lr=1e-3, minibatches=4, epochs=2),
-        a2c=dict(lr=1e-3, clip_norm=3.0),
+        ppo=dict(lr=1e-3, num_minibatches=4, epochs=2),
+        a2c=dict(lr=1e-3, max_grad_norm=3.0),
         dqn=dict(rollout=4, lr=5e-4, anneal="linear", n_step=3, double=True, replay_ratio=1.0, batch_size=1024),
-        dqn_cpu=dict(total_steps=500_000, num_envs=128, learning_starts=50_000, replay_size=500_000),
+        dqn_cpu=dict(total_steps=500_000, num_envs=128, learning_starts=50_000, buffer_size=500_000),
     )

@@ -383,10 +383,10 @@ def test_a_replay_does_what_the_recording_did():
 # --- trainings -------------------------------------------------------------------------------------------------------
 
 
-Q = "--batch-size 32 --learning-starts 64 --replay-size 2000 --replay-ratio 1"
+Q = "--batch-size 32 --learning-starts 64 --buffer-size 2000 --replay-ratio 1"
 
 SHORT = {
-    "ppo": Cell("cartpole", "--algo ppo --epochs 1 --minibatches 2", num_envs=8, rollout=4),
+    "ppo": Cell("cartpole", "--algo ppo --epochs 1 --num-minibatches 2", num_envs=8, rollout=4),
     "recurrent": Cell("cartpole", "--algo a2c --core lstm --core-size 8", num_envs=8, rollout=4),
     "rainbow": Cell("cartpole", f"--algo rainbow {Q}", num_envs=8, rollout=8),
     "sac": Cell("mountain-car-continuous", f"--algo sac {Q}", num_envs=8, rollout=8),
@@ -415,7 +415,7 @@ def test_a_world_that_reads_on_the_host_is_found(tmp_path):
     with Guard() as guard:
         world = TransformReward(Counting(4), shaped)
         policies = {
-            g.name: ActorCritic(g, mlp_torso((8,), "tanh"), shared=False, normalise=False, log_std=0.0)
+            g.name: ActorCritic(g, mlp_torso((8,), "tanh"), shared=False, normalize=False, log_std=0.0)
             for g in world.groups
         }
         collector = Collector(world, policies, steps=2, seed=0)

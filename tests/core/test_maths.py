@@ -25,7 +25,7 @@ def maths(x: np.ndarray) -> np.ndarray:
 
 
 def points(limit: float) -> np.ndarray:
-    """Random points, multiples of an eighth of a turn with their float neighbours, and zero."""
+    """Random points, multiples of an eighth of a turn with their float neighbors, and zero."""
     rng = np.random.default_rng(0)
     eighths = np.arange(-limit, limit, np.pi / 4).astype(np.float32)
     near = [np.nextafter(eighths, np.float32(d)) for d in (-np.inf, np.inf)]

@@ -137,7 +137,7 @@ def test_every_part_of_the_place_matters():
 
 
 @pytest.mark.parametrize("column", range(4))
-def test_neighbours_are_unrelated(column):
+def test_neighbors_are_unrelated(column):
     """Counting up any part of the place gives a sequence without correlation."""
     place = np.ones((20_000, 4), np.int32)
     place[:, column] = np.arange(20_000)

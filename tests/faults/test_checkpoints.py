@@ -316,7 +316,7 @@ def test_a_file_that_is_larger_than_its_tensors_is_not_read(saved):
 @pytest.mark.parametrize("value", [-(2**30), 2**30, 3])
 def test_a_replay_that_points_beyond_its_rows_is_refused(tmp_path, name, value):
     settings = {**SMALL, "eval_episodes": 0}
-    run = shoal.train("cartpole", algo="dqn", replay_size=1024, total_steps=128, run_dir=tmp_path / "run", **settings)
+    run = shoal.train("cartpole", algo="dqn", buffer_size=1024, total_steps=128, run_dir=tmp_path / "run", **settings)
     forge(run.folder.pick("last"), "state.safetensors", lambda t: t[f"learner.cart.replay.{name}"].fill_(value))
     if (name, value) in (("filled", 3), ("final_count", 3), ("final_count", 2**30)):  # as good as any other
         shoal.resume(run.path, total_steps=256)
@@ -328,7 +328,7 @@ def test_a_replay_that_points_beyond_its_rows_is_refused(tmp_path, name, value):
 @pytest.mark.parametrize("value", [-1, 2, 2**31 - 1])
 def test_a_replay_with_actions_that_cannot_be_is_refused(tmp_path, value):
     settings = {**SMALL, "eval_episodes": 0}
-    run = shoal.train("cartpole", algo="dqn", replay_size=1024, total_steps=128, run_dir=tmp_path / "run", **settings)
+    run = shoal.train("cartpole", algo="dqn", buffer_size=1024, total_steps=128, run_dir=tmp_path / "run", **settings)
     forge(run.folder.pick("last"), "state.safetensors", lambda t: t["learner.cart.replay.action"][3].fill_(value))
     with pytest.raises(ShoalError, match=f"An action of the saved replay must be within Discrete.*got {value}"):
         shoal.resume(run.path, total_steps=256)

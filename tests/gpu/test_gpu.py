@@ -26,8 +26,8 @@ def random_action(group, envs, generator):
 
 MANY = [
     ("tag-grid", dict(taggers=40, full=False, random_start=True, size=12)),
-    ("tag-continuous", dict(taggers=3, runners=4, neighbours=5, max_steps=40, tag_distance=0.3)),
-    ("tag-continuous", dict(taggers=3, runners=300, neighbours=16, max_steps=30)),
+    ("tag-continuous", dict(taggers=3, runners=4, neighbors=5, max_steps=40, tag_distance=0.3)),
+    ("tag-continuous", dict(taggers=3, runners=300, neighbors=16, max_steps=30)),
 ]
 """Worlds whose agents share a few lanes of a warp, or a block of threads."""
 
@@ -71,7 +71,7 @@ def test_env_of_a_small_and_a_large_batch_walks_alike():
     assert torch.equal(worlds[0].store.episode, worlds[1].store.episode[:8])
 
 
-REPLAY = dict(batch_size=512, replay_size=2**16, replay_ratio=0.5, learning_starts=1000, double=True, prioritised=True)
+REPLAY = dict(batch_size=512, buffer_size=2**16, replay_ratio=0.5, learning_starts=1000, double=True, prioritized=True)
 
 
 @pytest.mark.parametrize(
@@ -79,16 +79,16 @@ REPLAY = dict(batch_size=512, replay_size=2**16, replay_ratio=0.5, learning_star
     [
         ("cartpole", dict(algo="ppo")),
         ("cartpole", dict(algo="a2c")),
-        ("pendulum", dict(algo="ppo", normalise_observation=True, normalise_reward=True, target_kl=0.02)),
+        ("pendulum", dict(algo="ppo", normalize_obs=True, normalize_reward=True, target_kl=0.02)),
         ("cartpole", dict(algo="ppo", action_repeat=2, frame_stack=2, time_limit=20)),
         ("cartpole", dict(algo="ppo", core="lstm", core_size=32, frame_stack=3, time_limit=20, target_kl=0.02)),
-        ("pendulum", dict(algo="a2c", core="gru", core_size=32, pass_size=1000, normalise_observation=True)),
+        ("pendulum", dict(algo="a2c", core="gru", core_size=32, micro_batch_size=1000, normalize_obs=True)),
         ("cartpole", dict(algo="dqn", frame_stack=2, time_limit=20, tau=0.1, **REPLAY)),
-        ("cartpole", dict(algo="rainbow", normalise_observation=True, **REPLAY)),
+        ("cartpole", dict(algo="rainbow", normalize_obs=True, **REPLAY)),
         ("cartpole", dict(algo="r2d2", burn_in=16, sequence=32, core_size=32, time_limit=20, **REPLAY)),
         ("tag-grid", dict(algo="dqn", one_policy=False, quantiles=5, **REPLAY)),
         ("tag-grid", dict(algo="ppo", one_policy=True)),
-        ("tag-continuous", dict(algo="a2c", pass_size=5000, observation_type="bfloat16")),
+        ("tag-continuous", dict(algo="a2c", micro_batch_size=5000, obs_dtype="bfloat16")),
     ],
 )
 def test_graphs_and_the_plain_path_make_the_same_numbers(world, settings):
@@ -100,7 +100,7 @@ def test_graphs_and_the_plain_path_make_the_same_numbers(world, settings):
         for _ in range(6):
             trainer.iterate()
         learner, rollout = next(iter(trainer.learners.values())), next(iter(trainer.collector.rollouts.values()))
-        weights.append(learner.optimiser.flat.clone())
+        weights.append(learner.optimizer.flat.clone())
         rewards.append(rollout.reward.clone())
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(rewards[0], rewards[1], rtol=1e-5, atol=1e-5)
@@ -122,7 +122,7 @@ def test_evaluations_score_the_same_with_and_without_graphs(world, settings, sam
 
 
 @pytest.mark.parametrize(
-    ("inputs", "hidden", "activation", "space", "masked", "normalise", "shared"),
+    ("inputs", "hidden", "activation", "space", "masked", "normalize", "shared"),
     [
         (6, (32, 32), "relu", Discrete(5), False, False, True),
         (71, (256, 256), "relu", MultiDiscrete((21, 21)), False, False, True),
@@ -132,13 +132,13 @@ def test_evaluations_score_the_same_with_and_without_graphs(world, settings, sam
     ],
 )
 @pytest.mark.parametrize("rows", [4001, 2**18 + 3])
-def test_the_fused_policy_acts_as_the_layers_do(inputs, hidden, activation, space, masked, normalise, shared, rows):
+def test_the_fused_policy_acts_as_the_layers_do(inputs, hidden, activation, space, masked, normalize, shared, rows):
     """Same noise, same actions but for roundings of bf16; log-probabilities and values to those roundings."""
     from shoal.policy.fused import FusedActor, fits
 
     torch.manual_seed(0)
     group = Group("a", Box(inputs), space, masked=masked)
-    policy = ActorCritic(group, mlp_torso(hidden, activation), shared, normalise, 0.0).cuda()
+    policy = ActorCritic(group, mlp_torso(hidden, activation), shared, normalize, 0.0).cuda()
     assert fits(policy)
     with torch.no_grad():
         for parameter in policy.parameters():
@@ -189,7 +189,9 @@ def test_resume_on_a_gpu_is_exact(tmp_path):
 
 def host_experience(world, schedule, graph, updates=5, cuts=(), **settings):
     host = dict(schedule=schedule, phase=4, workers=2, **settings.pop("world_config", {}))
-    sizes = dict(num_envs=8, rollout=8, minibatches=2, epochs=1, total_steps=100_000, compile="off", precision="fp32")
+    sizes = dict(
+        num_envs=8, rollout=8, num_minibatches=2, epochs=1, total_steps=100_000, compile="off", precision="fp32"
+    )
     trainer = Trainer(make_job(world, device="cuda", graph=graph, world_config=host, **(sizes | settings)))
     if cuts:
         trainer.collector.line = Gong(*cuts)

@@ -30,11 +30,11 @@ def refill(rollout: Rollout, seed: int) -> None:
 
 
 def drawn(
-    rollout: Rollout, graph: bool, prioritised: bool, sequences: int, device_bytes: int | None = None
+    rollout: Rollout, graph: bool, prioritized: bool, sequences: int, device_bytes: int | None = None
 ) -> list[torch.Tensor]:
     """All that several draws show, and the state that is left."""
     replay = Replay(
-        rollout, 64, 3, 0.9, prioritised=prioritised, seed=5, sequences=sequences, device_bytes=device_bytes
+        rollout, 64, 3, 0.9, prioritized=prioritized, seed=5, sequences=sequences, device_bytes=device_bytes
     )
     assert replay.on_host == (device_bytes is not None)
     found, last = [], []
@@ -66,11 +66,11 @@ def compare(one: list[torch.Tensor], other: list[torch.Tensor], exact: bool) -> 
 
 
 @pytest.mark.parametrize("sequences", [0, 16])
-@pytest.mark.parametrize("prioritised", [False, True])
+@pytest.mark.parametrize("prioritized", [False, True])
 @pytest.mark.parametrize(("dtype", "stack"), [(torch.float32, 1), (torch.uint8, 3), (torch.bfloat16, 2)])
-def test_graphs_and_the_plain_path_draw_the_same(dtype, stack, prioritised, sequences):
+def test_graphs_and_the_plain_path_draw_the_same(dtype, stack, prioritized, sequences):
     """Nine draws, of which a graph replays seven; bit for bit."""
-    found = [drawn(make("cuda", dtype, stack), graph, prioritised, sequences) for graph in (False, True)]
+    found = [drawn(make("cuda", dtype, stack), graph, prioritized, sequences) for graph in (False, True)]
     compare(*found, exact=True)
 
 

@@ -92,7 +92,7 @@ def test_games_start_out_of_phase():
 
 
 def test_a_policy_sees_four_frames_that_are_stored_once():
-    settings = dict(num_envs=4, rollout=8, minibatches=2, epochs=1, device="cpu", total_steps=1000)
+    settings = dict(num_envs=4, rollout=8, num_minibatches=2, epochs=1, device="cpu", total_steps=1000)
     trainer = Trainer(make_job("ale:pong", world_config=dict(phase=6, schedule="alternating"), **settings))
     trainer.iterate()
     trainer.collect()
@@ -106,7 +106,7 @@ def test_wrappers_that_cannot_be_or_need_not_be():
     """Games are stepped all at once, and their bytes are kept as they are."""
     with pytest.raises(ShoalError, match="--frame-skip does what is meant"):
         make_world(make_job("ale:pong", action_repeat=2, device="cpu"), 2)
-    assert isinstance(make_world(make_job("ale:pong", observation_type="float16", device="cpu"), 2), HostWorld)
+    assert isinstance(make_world(make_job("ale:pong", obs_dtype="float16", device="cpu"), 2), HostWorld)
 
 
 def test_bad_settings_are_refused():

@@ -1,4 +1,4 @@
-"""Rollouts that end before they are full: what was made of them is learnt from, and episodes go on in the next one."""
+"""Rollouts that end before they are full: what was made of them is learned from, and episodes go on in the next one."""
 
 from contextlib import closing
 from pathlib import Path
@@ -40,9 +40,9 @@ class Gong:
 
 def trainer(gong=None, schedule="lockstep", name="Walk", kwargs=None, batch="serial", **settings) -> Trainer:
     host = dict(batch=batch, workers=2, schedule=schedule, phase=5, env_kwargs=kwargs or {})
-    default = dict(num_envs=ENVS, rollout=STEPS, total_steps=10_000, minibatches=1, epochs=1, device="cpu")
+    default = dict(num_envs=ENVS, rollout=STEPS, total_steps=10_000, num_minibatches=1, epochs=1, device="cpu")
     if settings.get("algo", "ppo") != "ppo":
-        del default["minibatches"], default["epochs"]
+        del default["num_minibatches"], default["epochs"]
     default["cut_short"] = 0.5
     made = Trainer(make_job(name if ":" in name else f"{HERE}:{name}", world_config=host, **default | settings))
     collector: Any = made.collector
@@ -69,7 +69,7 @@ def ends(made: Any) -> list[tuple[slice, int]]:
 KINDS = {
     "plain": dict(kwargs={"longest": 40}),
     "truncated": dict(kwargs={"truncate": True, "longest": 8}, time_limit=7),
-    "stacked": dict(kwargs={"truncate": True}, frame_stack=3, time_limit=12, normalise_observation=True),
+    "stacked": dict(kwargs={"truncate": True}, frame_stack=3, time_limit=12, normalize_obs=True),
     "recurrent": dict(core="lstm", core_size=8, kwargs={"truncate": True}),
     "groups": dict(name="Hunt"),
     "nobody leaves": dict(kwargs={"longest": 40}),
@@ -141,7 +141,7 @@ def test_episodes_go_on_through_rollouts_that_are_cut(schedule):
     """Row after row, the envs walk on; statistics and what rewards are scaled by do not notice."""
     gong = Gong(1, None, 9, 2)
     batch = "processes" if schedule == "first-come" else "serial"
-    found = trainer(gong, schedule, kwargs={"longest": 30}, batch=batch, normalise_reward=True, gamma=0.9)
+    found = trainer(gong, schedule, kwargs={"longest": 30}, batch=batch, normalize_reward=True, gamma=0.9)
     with closing(found):
         seen, rewards, over = ([[] for _ in range(ENVS)] for _ in range(3))
         for _ in range(8):
@@ -179,7 +179,7 @@ def test_episodes_go_on_through_rollouts_that_are_cut(schedule):
 
 
 @pytest.mark.parametrize(
-    ("schedule", "name", "prioritised"),
+    ("schedule", "name", "prioritized"),
     [
         ("alternating", "Walk", False),
         ("first-come", "Walk", True),
@@ -187,12 +187,12 @@ def test_episodes_go_on_through_rollouts_that_are_cut(schedule):
         ("lockstep", "gym:Strider-v0", True),
     ],
 )
-def test_a_replay_bootstraps_where_rollouts_were_cut(schedule, name, prioritised):
+def test_a_replay_bootstraps_where_rollouts_were_cut(schedule, name, prioritized):
     """Windows end there with what was seen next, stacks reach back over the gap, and nothing in it is drawn."""
     n, gamma = 3, 0.9
     blocks = 6
-    settings = dict(algo="dqn", n_step=n, gamma=gamma, prioritised=prioritised, frame_stack=2)
-    settings |= dict(replay_size=blocks * STEPS * ENVS)
+    settings = dict(algo="dqn", n_step=n, gamma=gamma, prioritized=prioritized, frame_stack=2)
+    settings |= dict(buffer_size=blocks * STEPS * ENVS)
     batch = "processes" if schedule == "first-come" else "serial"
     settings |= dict(batch=batch, learning_starts=10_000)
     found = trainer(Gong(2, 8), schedule, name, kwargs={"longest": 30}, **settings)
@@ -210,7 +210,7 @@ def test_a_replay_bootstraps_where_rollouts_were_cut(schedule, name, prioritised
             row, env = sample.place // ENVS, sample.place % ENVS
             lives = made[row // STEPS, row % STEPS, env]
             assert torch.equal(sample.weight > 0, lives)
-            assert lives.all() or not prioritised
+            assert lives.all() or not prioritized
             seen, later = sample.seen.view(-1, 2, 3)[lives], sample.later.view(-1, 2, 3)[lives]
             for frames in (seen, later):  # two frames of one episode, one step apart
                 torch.testing.assert_close(frames[:, 0, 1], (frames[:, 1, 1] - 1).clamp(min=0))

@@ -16,14 +16,14 @@ from shoal.view.video import record
 
 HERE = Path(__file__).parent / "envs.py"
 SHORT = dict(
-    num_envs=8, rollout=16, minibatches=2, epochs=1, total_steps=512, eval_episodes=4, device="cpu", quiet=True
+    num_envs=8, rollout=16, num_minibatches=2, epochs=1, total_steps=512, eval_episodes=4, device="cpu", quiet=True
 )
 
 
 @pytest.mark.parametrize(
     ("batch", "steps"), [("native", 60_000), pytest.param("processes", 120_000, marks=pytest.mark.slow)]
 )
-def test_cartpole_is_learnt(batch, steps, tmp_path):
+def test_cartpole_is_learned(batch, steps, tmp_path):
     host = dict(batch=batch, schedule="lockstep")
     run = shoal.train(
         "gym:CartPole-v1",

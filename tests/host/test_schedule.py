@@ -17,7 +17,7 @@ def trainer(name="Walk", kwargs=None, **settings):
     host["schedule"] = settings.pop("schedule", "lockstep")
     host["turns"] = settings.pop("turns", 2)
     host["env_kwargs"] = kwargs or {}
-    settings = dict(num_envs=6, rollout=20, total_steps=10_000, minibatches=2, epochs=1, device="cpu") | settings
+    settings = dict(num_envs=6, rollout=20, total_steps=10_000, num_minibatches=2, epochs=1, device="cpu") | settings
     return Trainer(make_job(f"{HERE}:{name}", world_config=host, **settings))
 
 
@@ -55,7 +55,7 @@ def test_all_schedules_make_the_same_experience(schedule, settings):
     [
         dict(time_limit=11),
         dict(frame_stack=3, time_limit=12),
-        dict(frame_stack=2, observation_type="bfloat16"),
+        dict(frame_stack=2, obs_dtype="bfloat16"),
         dict(core="lstm", core_size=8),
         dict(name="Push"),
         dict(num_envs=8, workers=3),
@@ -91,7 +91,7 @@ def test_there_can_be_a_worker_for_every_env(schedule):
 
 def test_nothing_is_remembered_over_a_step_that_is_sat_out():
     """Gymnasium's batch of cart-poles shows the last observation once more before a new episode begins."""
-    settings = dict(num_envs=8, rollout=64, minibatches=2, epochs=1, total_steps=4096, device="cpu", compile="off")
+    settings = dict(num_envs=8, rollout=64, num_minibatches=2, epochs=1, total_steps=4096, device="cpu", compile="off")
     world = dict(batch="native", phase=0)
     stacked_up = Trainer(make_job("gym:CartPole-v1", frame_stack=3, world_config=world, **settings))
     core = Trainer(make_job("gym:CartPole-v1", core="gru", core_size=8, world_config=world, **settings))
@@ -153,7 +153,7 @@ def test_an_env_that_is_cut_off_more_often_than_its_limit_allows_is_named():
     from tests.host.envs import Walk
 
     gymnasium.register("Walk-v0", Walk, max_episode_steps=30)
-    settings = dict(num_envs=4, rollout=20, device="cpu", minibatches=2)
+    settings = dict(num_envs=4, rollout=20, device="cpu", num_minibatches=2)
     host = dict(batch="serial", env_kwargs={"truncate": True, "longest": 3}, phase=0)
     with pytest.raises(ShoalError, match="--own-truncation"):
         Trainer(make_job("gym:Walk-v0", world_config=host, **settings)).collect()

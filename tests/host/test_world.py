@@ -77,7 +77,7 @@ def test_envs_do_what_they_do_alone(batch, schedule):
     world.close()
 
 
-def test_an_env_does_not_depend_on_its_neighbours_or_workers():
+def test_an_env_does_not_depend_on_its_neighbors_or_workers():
     few, many = own("Walk", 2, batch="processes", workers=1), own("Walk", 9, batch="processes", workers=2)
     few.reset(5)
     many.reset(5)

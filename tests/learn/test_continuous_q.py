@@ -26,7 +26,7 @@ KINDS = {"ddpg": DDPGConfig, "td3": TD3Config, "sac": SACConfig}
 
 def make(kind="sac", group=GROUPS["one number"], rows=40, **settings) -> ContinuousQ:
     """A learner with a replay full of random experience."""
-    config = KINDS[kind](**dict(batch_size=BATCH, replay_size=rows * ENVS * AGENTS, lr=1e-2, **settings))
+    config = KINDS[kind](**dict(batch_size=BATCH, buffer_size=rows * ENVS * AGENTS, lr=1e-2, **settings))
     torch.manual_seed(0)
     policy = ContinuousQPolicy(group, mlp_torso((16,), "tanh"), False, **config.head())
     with torch.no_grad():
@@ -92,13 +92,13 @@ def test_images_meet_actions_in_a_layer_of_their_own():
 
 
 class Twin:
-    """The same algorithms as one would write them by hand, with optimisers of torch."""
+    """The same algorithms as one would write them by hand, with optimizers of torch."""
 
     def __init__(self, learner: ContinuousQ):
         c = learner.config
         self.c, self.policy, self.target = c, copy.deepcopy(learner.policy), copy.deepcopy(learner.policy)
         self.parts = [list(self.policy.critics.parameters()), list(self.policy.actor.parameters())]
-        self.optimisers = [torch.optim.Adam(part, lr=c.lr, eps=c.adam_eps) for part in self.parts]
+        self.optimizers = [torch.optim.Adam(part, lr=c.lr, eps=c.adam_eps) for part in self.parts]
         self.entropy = -float(learner.policy.group.action.size)
 
     def drawn(self, policy, seen, normal):
@@ -108,12 +108,12 @@ class Twin:
         return torch.tanh(u), (log_prob - torch.log(1 - torch.tanh(u.double()) ** 2)).sum(-1).float()
 
     def descend(self, which, loss):
-        optimiser, part = self.optimisers[which], self.parts[which]
+        optimizer, part = self.optimizers[which], self.parts[which]
         for p in self.policy.parameters():
             p.grad = None
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(part, self.c.clip_norm)
-        optimiser.step()
+        torch.nn.utils.clip_grad_norm_(part, self.c.max_grad_norm)
+        optimizer.step()
 
     def critics(self, sample, normal):
         c, bonus = self.c, 0.0
@@ -154,8 +154,8 @@ def seen_of(sample):
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize(
     ("kind", "settings"),
-    [("ddpg", {}), ("td3", dict(n_step=3)), ("sac", {}), ("sac", dict(prioritised=True, tau=0.1))],
-    ids=["ddpg", "td3", "sac", "prioritised"],
+    [("ddpg", {}), ("td3", dict(n_step=3)), ("sac", {}), ("sac", dict(prioritized=True, tau=0.1))],
+    ids=["ddpg", "td3", "sac", "prioritized"],
 )
 def test_updates_are_those_of_a_plain_version(kind, settings, group):
     learner = make(kind, GROUPS[group], **settings)
@@ -190,7 +190,7 @@ def test_those_who_have_left_teach_nothing():
         learner = make("sac", GROUPS["those who leave"])
         learner.replay.frames[~learner.replay.alive] += spoil
         learner.update()
-        flat.append(torch.cat([o.flat for o in learner.optimisers.values()]))
+        flat.append(torch.cat([o.flat for o in learner.optimizers.values()]))
     assert torch.equal(*flat)
 
 

@@ -95,24 +95,24 @@ def collected(layers: int, kind: str = "lstm", envs: int = 8) -> tuple[ActorCrit
     return policy, made
 
 
-@pytest.mark.parametrize("optimiser", ["adam", "lamb"])
+@pytest.mark.parametrize("optimizer", ["adam", "lamb"])
 @pytest.mark.parametrize("kind", [A2C, PPO])
 @pytest.mark.parametrize("layers", [0, 2], ids=["no memory", "two layers"])
-def test_one_pass_and_four_make_the_same_update(kind, optimiser, layers):
-    """Over images, and over whole sequences of them; the moments of colours too."""
+def test_one_pass_and_four_make_the_same_update(kind, optimizer, layers):
+    """Over images, and over whole sequences of them; the moments of colors too."""
     results = []
     for passes in (1, 4):
         policy, made = collected(layers, "lstm" if layers else "none")
-        settings = dict(lr=1e-3, optimiser=optimiser, pass_size=48 // passes, clip_norm=1e3)
-        config = A2CConfig(**settings) if kind is A2C else PPOConfig(**settings, epochs=1, minibatches=1)
+        settings = dict(lr=1e-3, optimizer=optimizer, micro_batch_size=48 // passes, max_grad_norm=1e3)
+        config = A2CConfig(**settings) if kind is A2C else PPOConfig(**settings, epochs=1, num_minibatches=1)
         learner = kind(policy, made.rollouts["eye"], config)
         assert len(learner._passes(learner.units, learner._each)) == passes
         learner.set_progress(0.0)
-        start = learner.optimiser.flat.clone()
+        start = learner.optimizer.flat.clone()
         learner.update()
         moments = policy.policy_torso.pictures["1"].moments
         assert float(moments.count) == 48 * 256
-        results.append((learner.optimiser.flat - start, learner.optimiser.first, moments.mean, moments.var))
+        results.append((learner.optimizer.flat - start, learner.optimizer.first, moments.mean, moments.var))
     assert results[0][0].abs().max() > 1e-4
     torch.testing.assert_close(results[0][1], results[1][1], rtol=1e-3, atol=1e-6)
     for one, other in zip(results[0][2:], results[1][2:], strict=True):
@@ -123,29 +123,29 @@ def test_one_pass_and_four_make_the_same_update(kind, optimiser, layers):
 
 
 PAPER = dict(
-    optimiser="lamb",
+    optimizer="lamb",
     lr=5e-4,
     lr_scale="sqrt",
     lr_warmup=0.01,
     anneal="cosine",
-    lr_end=0.01,
+    lr_final=0.01,
     epochs=1,
-    minibatches=2,
+    num_minibatches=2,
     clip=0.2,
-    value_weight=0.5,
+    vf_coef=0.5,
     entropy=0.01,
     gamma=0.99,
-    lam=0.95,
-    normalise_advantage=False,
-    clip_norm=1.0,
+    gae_lambda=0.95,
+    normalize_advantage=False,
+    max_grad_norm=1.0,
 )
 
 
 def test_the_settings_of_large_batches_are_flags():
     flags = """--policy se-resnet9 --core lstm --core-size 512 --core-layers 2 --rollout 32 --num-envs 64
-        --optimiser lamb --weight-decay 0.01 --lr 5e-4 --lr-scale sqrt --lr-batch 256 --lr-warmup 0.01 --anneal cosine
-        --lr-end 0.01 --epochs 1 --minibatches 2 --clip 0.2 --value-weight 0.5 --entropy 0.01 --gamma 0.99 --lam 0.95
-        --no-normalise-advantage --clip-norm 1.0 --device cpu"""
+        --optimizer lamb --weight-decay 0.01 --lr 5e-4 --lr-scale sqrt --lr-batch 256 --lr-warmup 0.01 --anneal cosine
+        --lr-final 0.01 --epochs 1 --num-minibatches 2 --clip 0.2 --vf-coef 0.5 --entropy 0.01 --gamma 0.99
+        --gae-lambda 0.95 --no-normalize-advantage --max-grad-norm 1.0 --device cpu"""
     job = parse_job(WALLS, flags.split())
     learn = job.learn
     for name, value in PAPER.items():
@@ -155,9 +155,9 @@ def test_the_settings_of_large_batches_are_flags():
     assert (job.train.core_layers, job.train.rollout) == (2, 32)
 
 
-@pytest.mark.parametrize(("optimiser", "lr"), [("adam", 2e-3), pytest.param("lamb", 3e-2, marks=pytest.mark.slow)])
-def test_it_learns_to_see(optimiser, lr):
-    settings = dict(PAPER, optimiser=optimiser, lr=lr, lr_scale="none", epochs=2, policy="se-resnet9-small")
+@pytest.mark.parametrize(("optimizer", "lr"), [("adam", 2e-3), pytest.param("lamb", 3e-2, marks=pytest.mark.slow)])
+def test_it_learns_to_see(optimizer, lr):
+    settings = dict(PAPER, optimizer=optimizer, lr=lr, lr_scale="none", epochs=2, policy="se-resnet9-small")
     job = make_job(WALLS, num_envs=32, rollout=8, total_steps=30 * 256, device="cpu", **settings)
     assert "envs x 1 agent(s)" in str(estimate(job, 2**30))
     trainer = Trainer(job)
@@ -169,9 +169,9 @@ def test_it_learns_to_see(optimiser, lr):
 
 @pytest.mark.parametrize("algo", ["ppo", "a2c"])
 def test_a_resumed_run_sees_the_same(tmp_path, algo):
-    """Lamb's state and the moments of colours are saved: a run that was interrupted ends with the same numbers."""
+    """Lamb's state and the moments of colors are saved: a run that was interrupted ends with the same numbers."""
     small = dict(num_envs=8, rollout=6, eval_episodes=2, quiet=True, device="cpu", log_every=0.0, anneal="none")
-    small.update(algo=algo, policy="se-resnet9-small", core="lstm", core_size=8, core_layers=2, optimiser="lamb")
+    small.update(algo=algo, policy="se-resnet9-small", core="lstm", core_size=8, core_layers=2, optimizer="lamb")
     whole = shoal.train(WALLS, total_steps=4 * 48, run_dir=tmp_path / "whole", **small)
     shoal.train(WALLS, total_steps=2 * 48, run_dir=tmp_path / "cut", **small)
     resumed = shoal.resume(tmp_path / "cut", total_steps=4 * 48)

@@ -27,9 +27,9 @@ GROUPS = {
 }
 
 
-def make_policy(group: Group, normalise=False, shared=True) -> ActorCritic:
+def make_policy(group: Group, normalize=False, shared=True) -> ActorCritic:
     torch.manual_seed(0)
-    policy = ActorCritic(group, mlp_torso((16,), "tanh"), shared, normalise, -0.3)
+    policy = ActorCritic(group, mlp_torso((16,), "tanh"), shared, normalize, -0.3)
     with torch.no_grad():
         for p in policy.head.parameters():
             p.add_(0.3 * torch.randn_like(p))
@@ -37,7 +37,7 @@ def make_policy(group: Group, normalise=False, shared=True) -> ActorCritic:
 
 
 def make_rollout(policy: ActorCritic, seed=0, off_policy=0.3) -> Rollout:
-    """Random experience; the behaviour's log-probabilities are `off_policy` away from the policy's."""
+    """Random experience; the behavior's log-probabilities are `off_policy` away from the policy's."""
     group = policy.group
     torch.manual_seed(seed)
     rollout = random_rollout(STEPS, ENVS, AGENTS, group.leaves, seed, group=group)
@@ -78,11 +78,11 @@ def twin_update(policy: ActorCritic, rollout: Rollout, c, picks: list[torch.Tens
     with torch.no_grad():
         value = policy.value(rollout.observation.flatten(0, 2)).view(STEPS + 1, ENVS, AGENTS).numpy()
         final_value = policy.value(rollout.final_observation.flatten(0, 2)).view(STEPS, ENVS, AGENTS).numpy()
-    advantage, target = advantage_twin(rollout, value, final_value, c.gamma, c.lam)
+    advantage, target = advantage_twin(rollout, value, final_value, c.gamma, c.gae_lambda)
     advantage, target = (torch.as_tensor(a, dtype=torch.float32).flatten() for a in (advantage, target))
     old_value, old_log_prob = torch.as_tensor(value[:-1]).flatten(), rollout.log_prob.flatten()
     action = rollout.action.flatten(0, 2)
-    optimiser = torch.optim.Adam(policy.parameters(), lr=c.lr, eps=c.adam_eps)
+    optimizer = torch.optim.Adam(policy.parameters(), lr=c.lr, eps=c.adam_eps)
     found = []
     for pick in picks:
         if rollout.alive is not None:
@@ -90,7 +90,7 @@ def twin_update(policy: ActorCritic, rollout: Rollout, c, picks: list[torch.Tens
         mask = None if rollout.action_mask is None else rollout.action_mask[:-1].flatten(0, 2)[pick]
         log_prob, entropy = twin_log_prob(policy, policy.distribution(observation[pick], mask), action[pick])
         a = advantage[pick]
-        if c.normalise_advantage:
+        if c.normalize_advantage:
             a = (a - a.mean()) / a.std(correction=0)
         v, r = policy.value(observation[pick]), target[pick]
         if isinstance(c, PPOConfig):
@@ -102,11 +102,11 @@ def twin_update(policy: ActorCritic, rollout: Rollout, c, picks: list[torch.Tens
         if getattr(c, "clip_value", None) is not None:
             near = torch.clamp(v, old_value[pick] - c.clip_value, old_value[pick] + c.clip_value)
             errors = torch.max(errors, (near - r) ** 2)
-        loss = policy_loss + c.value_weight * 0.5 * errors.mean() - c.entropy * entropy.mean()
-        optimiser.zero_grad()
+        loss = policy_loss + c.vf_coef * 0.5 * errors.mean() - c.entropy * entropy.mean()
+        optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(policy.parameters(), c.clip_norm)
-        optimiser.step()
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), c.max_grad_norm)
+        optimizer.step()
         found.append(loss.item())
     return found
 
@@ -134,9 +134,14 @@ ALL = torch.arange(SAMPLES)
     ("kind", "config"),
     [
         (A2C, A2CConfig(lr=0.01, entropy=0.02)),
-        (A2C, A2CConfig(lr=0.01, clip_norm=1e6, normalise_advantage=False, value_weight=1.3)),
-        (PPO, PPOConfig(lr=0.01, epochs=1, minibatches=1)),
-        (PPO, PPOConfig(lr=0.01, epochs=1, minibatches=1, clip_value=0.1, entropy=0.05, clip_norm=0.1, lam=0.5)),
+        (A2C, A2CConfig(lr=0.01, max_grad_norm=1e6, normalize_advantage=False, vf_coef=1.3)),
+        (PPO, PPOConfig(lr=0.01, epochs=1, num_minibatches=1)),
+        (
+            PPO,
+            PPOConfig(
+                lr=0.01, epochs=1, num_minibatches=1, clip_value=0.1, entropy=0.05, max_grad_norm=0.1, gae_lambda=0.5
+            ),
+        ),
     ],
     ids=["A2C", "A2C free", "PPO", "PPO clipped"],
 )
@@ -156,7 +161,7 @@ def test_the_entropy_bonus_falls_with_the_run():
     """After three quarters of a run that ends with a fifth of it, 1 - 0.75 x 0.8 = 0.4 of it is left."""
     policy = make_policy(PLAIN)
     rollout, twin = make_rollout(policy), copy.deepcopy(policy)
-    config = PPOConfig(lr=0.01, anneal="none", epochs=1, minibatches=1, entropy=0.5, entropy_end=0.2)
+    config = PPOConfig(lr=0.01, anneal="none", epochs=1, num_minibatches=1, entropy=0.5, ent_coef_final=0.2)
     made = PPO(policy, rollout, config)
     made.set_progress(0.75)
     made.update()
@@ -167,7 +172,7 @@ def test_the_entropy_bonus_falls_with_the_run():
 def test_separate_torsos_equal_the_plain_version():
     policy = make_policy(PLAIN, shared=False)
     rollout, twin = make_rollout(policy), copy.deepcopy(policy)
-    config = PPOConfig(lr=0.01, epochs=1, minibatches=1)
+    config = PPOConfig(lr=0.01, epochs=1, num_minibatches=1)
     learner(PPO, policy, rollout, config).update()
     twin_update(twin, rollout, config, [ALL])
     assert_same_policy(policy, twin)
@@ -178,7 +183,7 @@ def test_epochs_and_minibatches_equal_the_plain_version(group):
     """Three passes in two mini-batches each, in the learner's own order."""
     policy = make_policy(GROUPS[group])
     rollout, twin = make_rollout(policy), copy.deepcopy(policy)
-    config = PPOConfig(lr=0.003, epochs=3, minibatches=2)
+    config = PPOConfig(lr=0.003, epochs=3, num_minibatches=2)
     learner(PPO, policy, rollout, config, seed=5).update()
     picks = []
     for epoch in range(3):
@@ -192,7 +197,7 @@ def test_epochs_and_minibatches_equal_the_plain_version(group):
 
 def test_every_update_has_another_order():
     policy = make_policy(PLAIN)
-    made = learner(PPO, policy, make_rollout(policy), PPOConfig(epochs=1, minibatches=2))
+    made = learner(PPO, policy, make_rollout(policy), PPOConfig(epochs=1, num_minibatches=2))
     orders = []
     for _ in range(3):
         made.update()
@@ -221,14 +226,14 @@ def test_learning_makes_rewarded_actions_likely(kind):
 # --- who is left out ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("normalise_reward", [False, True])
+@pytest.mark.parametrize("normalize_reward", [False, True])
 @pytest.mark.parametrize("kind", [A2C, PPO])
 @pytest.mark.parametrize("group", ["masked choices that leave", "numbers"])
-def test_dead_agents_contribute_nothing(kind, group, normalise_reward):
+def test_dead_agents_contribute_nothing(kind, group, normalize_reward):
     """Whatever stands in the rows of agents that have left, the update is the same, bit for bit."""
     results = []
     for change in (False, True):
-        policy = make_policy(GROUPS[group], normalise=True)
+        policy = make_policy(GROUPS[group], normalize=True)
         rollout = make_rollout(policy)
         dead = ~rollout.alive
         assert dead[:-1].any()
@@ -237,7 +242,7 @@ def test_dead_agents_contribute_nothing(kind, group, normalise_reward):
             rollout.reward[dead[:-1]] = 50.0
             rollout.log_prob[dead[:-1]] = -4.0
             rollout.action[dead[:-1]] = 0
-        config = (A2CConfig if kind is A2C else PPOConfig)(lr=0.01, normalise_reward=normalise_reward)
+        config = (A2CConfig if kind is A2C else PPOConfig)(lr=0.01, normalize_reward=normalize_reward)
         learner(kind, policy, rollout, config).update()
         results.append((vector(policy), policy.moments.mean.clone(), policy.moments.var.clone()))
     for one, other in zip(*results, strict=True):
@@ -259,14 +264,14 @@ def test_dead_agents_leave_no_trace_in_the_explained_variance():
 
 def test_nobody_alive_is_no_step_away():
     """A rollout without anyone in the game gives no gradient and no bad numbers."""
-    policy = make_policy(GROUPS["numbers"], normalise=True)
+    policy = make_policy(GROUPS["numbers"], normalize=True)
     rollout = make_rollout(policy)
     rollout.alive.fill_(False)
     before = vector(policy)
     made = learner(PPO, policy, rollout, PPOConfig())
     made.update()
     assert torch.equal(vector(policy), before)
-    assert float(made.optimiser.bad_steps) == 0.0
+    assert float(made.optimizer.bad_steps) == 0.0
 
 
 # --- what stops a step ----------------------------------------------------------------------------------------------
@@ -276,15 +281,15 @@ def test_target_kl_stops_the_remaining_steps():
     """On the old policy's own experience the first step is free; with a tiny target it is the only one."""
     results = {}
     for name, config in {
-        "one": PPOConfig(lr=0.01, epochs=1, minibatches=1),
-        "stopped": PPOConfig(lr=0.01, epochs=5, minibatches=1, target_kl=1e-8),
-        "five": PPOConfig(lr=0.01, epochs=5, minibatches=1),
-        "generous": PPOConfig(lr=0.01, epochs=5, minibatches=1, target_kl=1e9),
+        "one": PPOConfig(lr=0.01, epochs=1, num_minibatches=1),
+        "stopped": PPOConfig(lr=0.01, epochs=5, num_minibatches=1, target_kl=1e-8),
+        "five": PPOConfig(lr=0.01, epochs=5, num_minibatches=1),
+        "generous": PPOConfig(lr=0.01, epochs=5, num_minibatches=1, target_kl=1e9),
     }.items():
         policy = make_policy(PLAIN)
         made = learner(PPO, policy, make_rollout(policy, off_policy=0.0), config)
         made.update()
-        results[name] = vector(policy), float(made.optimiser.steps)
+        results[name] = vector(policy), float(made.optimizer.steps)
     torch.testing.assert_close(results["stopped"][0], results["one"][0], rtol=0, atol=1e-6)
     assert torch.equal(results["generous"][0], results["five"][0])
     assert [results[name][1] for name in ("one", "stopped", "five", "generous")] == [1, 1, 5, 5]
@@ -296,21 +301,21 @@ def test_once_stopped_it_stays_stopped():
         policy = make_policy(PLAIN)
         rollout = make_rollout(policy, off_policy=0.0)
         rollout.log_prob.view(-1)[sample] -= 6.0
-        made = learner(PPO, policy, rollout, PPOConfig(lr=1e-6, epochs=1, minibatches=4, target_kl=1.0))
+        made = learner(PPO, policy, rollout, PPOConfig(lr=1e-6, epochs=1, num_minibatches=4, target_kl=1.0))
         made.update()
         place = made.order.tolist().index(sample) // (SAMPLES // 4)
-        assert float(made.optimiser.steps) == place
+        assert float(made.optimizer.steps) == place
 
 
 def test_the_next_rollout_starts_free_again():
     policy = make_policy(PLAIN)
     rollout = make_rollout(policy, off_policy=0.0)
-    made = learner(PPO, policy, rollout, PPOConfig(lr=0.01, epochs=3, minibatches=1, target_kl=1e-8))
+    made = learner(PPO, policy, rollout, PPOConfig(lr=0.01, epochs=3, num_minibatches=1, target_kl=1e-8))
     for update in range(1, 4):
         rollout.log_prob.copy_(make_rollout(policy, off_policy=0.0).log_prob)
         rollout.action.copy_(make_rollout(policy, off_policy=0.0).action)
         made.update()
-        assert float(made.optimiser.steps) == update
+        assert float(made.optimizer.steps) == update
 
 
 @pytest.mark.parametrize("kind", [A2C, PPO])
@@ -319,17 +324,17 @@ def test_a_reward_that_is_not_finite_changes_nothing(kind):
     rollout = make_rollout(policy)
     rollout.reward[2, 1, 0] = torch.nan
     before = vector(policy)
-    made = learner(kind, policy, rollout, A2CConfig() if kind is A2C else PPOConfig(epochs=1, minibatches=1))
+    made = learner(kind, policy, rollout, A2CConfig() if kind is A2C else PPOConfig(epochs=1, num_minibatches=1))
     made.update()
     assert torch.equal(vector(policy), before)
-    assert float(made.optimiser.bad_steps) == 1.0
+    assert float(made.optimizer.bad_steps) == 1.0
 
 
-@pytest.mark.parametrize("minibatches", [5, 7, SAMPLES + 1])
-def test_minibatches_that_do_not_divide_are_refused(minibatches):
+@pytest.mark.parametrize("num_minibatches", [5, 7, SAMPLES + 1])
+def test_minibatches_that_do_not_divide_are_refused(num_minibatches):
     policy = make_policy(PLAIN)
-    with pytest.raises(ShoalError, match=rf"{SAMPLES} samples.*{minibatches} mini-batches"):
-        PPO(policy, make_rollout(policy), PPOConfig(minibatches=minibatches))
+    with pytest.raises(ShoalError, match=rf"{SAMPLES} samples.*{num_minibatches} mini-batches"):
+        PPO(policy, make_rollout(policy), PPOConfig(num_minibatches=num_minibatches))
 
 
 @pytest.mark.parametrize(
@@ -337,16 +342,16 @@ def test_minibatches_that_do_not_divide_are_refused(minibatches):
     [
         (dict(lr=0.0), "--lr.*0.0"),
         (dict(gamma=1.5), "--gamma.*1.5"),
-        (dict(lam=-0.1), "--lam.*-0.1"),
-        (dict(clip_norm=0.0), "--clip-norm.*0.0"),
+        (dict(gae_lambda=-0.1), "--gae-lambda.*-0.1"),
+        (dict(max_grad_norm=0.0), "--max-grad-norm.*0.0"),
         (dict(epochs=0), "--epochs.*0"),
         (dict(lr_batch=0), "--lr-batch.*0"),
         (dict(lr_warmup=1.0), "--lr-warmup.*1.0"),
-        (dict(lr_end=-0.1), "--lr-end.*-0.1"),
+        (dict(lr_final=-0.1), "--lr-final.*-0.1"),
         (dict(weight_decay=-1.0), "--weight-decay.*-1.0"),
-        (dict(optimiser="lam"), "--optimiser.*lam"),
+        (dict(optimizer="gae_lambda"), "--optimizer.*gae_lambda"),
         (dict(anneal="cosin"), "--anneal.*cosin"),
-        (dict(minibatches=0), "--minibatches.*0"),
+        (dict(num_minibatches=0), "--num-minibatches.*0"),
         (dict(clip=0.0), "--clip.*0.0"),
     ],
 )
@@ -358,9 +363,9 @@ def test_bad_settings_are_named(settings, says):
 # --- around the update ----------------------------------------------------------------------------------------------
 
 
-def test_normalisation_takes_the_rollout_in_after_learning():
+def test_normalization_takes_the_rollout_in_after_learning():
     """The update uses the moments the rollout was made with; afterwards they hold its observations too."""
-    policy = make_policy(PLAIN, normalise=True)
+    policy = make_policy(PLAIN, normalize=True)
     earlier = 3.0 + 2.0 * torch.randn(100, 3)
     policy.moments.merge(earlier)
     rollout, twin = make_rollout(policy), copy.deepcopy(policy)
@@ -377,7 +382,7 @@ def test_rewards_are_divided_by_the_deviation_of_the_discounted_return():
     policy = make_policy(PLAIN)
     rollout, twin = make_rollout(policy), copy.deepcopy(policy)
     rollout.reward.mul_(20.0)
-    config = A2CConfig(lr=0.01, normalise_reward=True)
+    config = A2CConfig(lr=0.01, normalize_reward=True)
     learner(A2C, policy, rollout, config).update()
     running, sums = np.zeros((ENVS, AGENTS)), []
     for t in range(STEPS):
@@ -397,11 +402,11 @@ def test_learning_rate_falls_to_zero_if_asked():
         found = []
         for done in (0.0, 0.25, 1.0):
             made.set_progress(done)
-            found.append(float(made.optimiser.lr))
+            found.append(float(made.optimizer.lr))
         assert found == pytest.approx(expected)
 
 
-SQRT = dict(lr=5e-4, lr_scale="sqrt", lr_warmup=0.01, anneal="cosine", lr_end=0.01)
+SQRT = dict(lr=5e-4, lr_scale="sqrt", lr_warmup=0.01, anneal="cosine", lr_final=0.01)
 
 
 @pytest.mark.parametrize(
@@ -409,9 +414,9 @@ SQRT = dict(lr=5e-4, lr_scale="sqrt", lr_warmup=0.01, anneal="cosine", lr_end=0.
     [
         (SQRT, {0.0: 0.0, 0.004: 0.4, 0.01: 1.0, 0.505: 0.505, 1.0: 0.01, 1.1: 0.01}),
         (dict(anneal="cosine"), {0.0: 1.0, 1 / 3: 0.75, 0.5: 0.5, 2 / 3: 0.25, 1.0: 0.0}),
-        (dict(anneal="linear", lr_end=0.5), {0.0: 1.0, 0.5: 0.75, 1.0: 0.5}),
+        (dict(anneal="linear", lr_final=0.5), {0.0: 1.0, 0.5: 0.75, 1.0: 0.5}),
         (dict(anneal="linear", lr_warmup=0.5), {0.25: 0.5, 0.5: 1.0, 0.75: 0.5, 1.0: 0.0}),
-        (dict(anneal="none", lr_warmup=0.1, lr_end=0.3), {0.05: 0.5, 0.1: 1.0, 1.0: 1.0}),
+        (dict(anneal="none", lr_warmup=0.1, lr_final=0.3), {0.05: 0.5, 0.1: 1.0, 1.0: 1.0}),
     ],
 )
 def test_how_learning_rates_rise_and_fall(settings, shares):
@@ -425,10 +430,10 @@ def test_learning_rates_grow_with_the_mini_batch():
     policy = make_policy(PLAIN)
     rollout = make_rollout(policy)
     for kind, config, batch in ((PPO, PPOConfig, SAMPLES // 2), (A2C, A2CConfig, SAMPLES)):
-        more = dict(minibatches=2) if kind is PPO else {}
+        more = dict(num_minibatches=2) if kind is PPO else {}
         for rule, factor in (("none", 1.0), ("sqrt", (batch / 6) ** 0.5), ("linear", batch / 6)):
             made = learner(kind, policy, rollout, config(lr=0.01, lr_scale=rule, lr_batch=6, **more))
-            assert float(made.optimiser.lr) == pytest.approx(0.01 * factor)
+            assert float(made.optimizer.lr) == pytest.approx(0.01 * factor)
             assert made.peak_lr == pytest.approx(0.01 * factor)
     assert PPOConfig(**SQRT).peak_lr(1024) == pytest.approx(1e-3)
 
@@ -436,9 +441,9 @@ def test_learning_rates_grow_with_the_mini_batch():
 def test_what_is_said_of_the_steps():
     policy = make_policy(PLAIN)
     rollout = make_rollout(policy)
-    plain = PPO(policy, rollout, PPOConfig(minibatches=2)).remark()
+    plain = PPO(policy, rollout, PPOConfig(num_minibatches=2)).remark()
     assert plain == "Adam, mini-batches of 24 samples, learning rate 0.0003, falling linearly to 0"
-    config = PPOConfig(**SQRT, lr_batch=6, minibatches=2, optimiser="lamb", pass_size=8)
+    config = PPOConfig(**SQRT, lr_batch=6, num_minibatches=2, optimizer="lamb", micro_batch_size=8)
     assert PPO(policy, rollout, config).remark() == (
         "Lamb, weight decay 0.01, mini-batches of 24 samples in 3 passes, learning rate "
         "0.0005 x sqrt(24 / 6) = 0.001, rising over 1 % of the run, falling as a cosine to 1 % of it"
@@ -446,17 +451,19 @@ def test_what_is_said_of_the_steps():
 
 
 @pytest.mark.parametrize("kind", [A2C, PPO])
-@pytest.mark.parametrize("optimiser", ["adam", "lamb"])
-def test_passes_with_every_optimiser(kind, optimiser):
+@pytest.mark.parametrize("optimizer", ["adam", "lamb"])
+def test_passes_with_every_optimizer(kind, optimizer):
     """One pass and four of the same mini-batch make the same step, agents that leave included."""
     weights = []
-    for pass_size in (SAMPLES, SAMPLES // 4):
+    for micro_batch_size in (SAMPLES, SAMPLES // 4):
         policy = make_policy(GROUPS["masked choices that leave"])
-        config = (A2CConfig if kind is A2C else PPOConfig)(lr=0.01, optimiser=optimiser, pass_size=pass_size)
+        config = (A2CConfig if kind is A2C else PPOConfig)(
+            lr=0.01, optimizer=optimizer, micro_batch_size=micro_batch_size
+        )
         if kind is PPO:
-            config = dataclasses.replace(config, minibatches=1, epochs=2)
+            config = dataclasses.replace(config, num_minibatches=1, epochs=2)
         made = learner(kind, policy, make_rollout(policy), config)
-        assert len(made._passes(SAMPLES)) == SAMPLES // pass_size
+        assert len(made._passes(SAMPLES)) == SAMPLES // micro_batch_size
         made.update()
         weights.append(vector(policy))
     torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-5)
@@ -464,8 +471,8 @@ def test_passes_with_every_optimiser(kind, optimiser):
 
 @pytest.mark.parametrize("kind", [A2C, PPO])
 def test_a_saved_state_continues_bit_for_bit(kind):
-    config = A2CConfig(normalise_reward=True) if kind is A2C else PPOConfig(normalise_reward=True)
-    policy, other = make_policy(PLAIN, normalise=True), make_policy(PLAIN, normalise=True)
+    config = A2CConfig(normalize_reward=True) if kind is A2C else PPOConfig(normalize_reward=True)
+    policy, other = make_policy(PLAIN, normalize=True), make_policy(PLAIN, normalize=True)
     rollout = make_rollout(policy)
     made = learner(kind, policy, rollout, config)
     made.update()

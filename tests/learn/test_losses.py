@@ -168,7 +168,7 @@ def test_explained_variance():
     assert torch.isfinite(losses.explained_variance(target, torch.ones_like(target)))
 
 
-def test_normalised_advantages():
+def test_normalized_advantages():
     """Mean 0 and deviation 1 over the samples that count, in the same order as before."""
     advantage, weight = sample()["advantage"] * 5 + 3, weights()[1]
     for w in (None, weight):

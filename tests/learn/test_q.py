@@ -27,7 +27,7 @@ GROUPS = {
 
 def make(group=GROUPS["choices"], rows=40, seed=0, **settings) -> QLearner:
     """A learner with a replay full of random experience."""
-    settings = dict(batch_size=BATCH, replay_size=rows * ENVS * AGENTS, lr=1e-2, **settings)
+    settings = dict(batch_size=BATCH, buffer_size=rows * ENVS * AGENTS, lr=1e-2, **settings)
     config = QConfig(**settings)
     torch.manual_seed(0)
     policy = QPolicy(group, mlp_torso((16,), "tanh"), False, **config.head())
@@ -112,11 +112,11 @@ def test_quantiles_find_the_distribution():
     torch.manual_seed(0)
     quantile = torch.zeros(1, 5, requires_grad=True)
     shown = torch.rand(1, 4000) * 100.0  # so wide that the rounded part of the loss does not matter
-    optimiser = torch.optim.Adam([quantile], lr=1.0)
+    optimizer = torch.optim.Adam([quantile], lr=1.0)
     for _ in range(400):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         losses.quantile_loss(quantile, shown).sum().backward()
-        optimiser.step()
+        optimizer.step()
     torch.testing.assert_close(quantile.detach(), torch.tensor([[10.0, 30.0, 50.0, 70.0, 90.0]]), atol=3.0, rtol=0)
 
 
@@ -132,7 +132,7 @@ def test_huber(limit):
 # --- an update --------------------------------------------------------------------------------------------------------
 
 
-def twin_update(learner: QLearner, policy: QPolicy, target: QPolicy, optimiser, sample) -> float:
+def twin_update(learner: QLearner, policy: QPolicy, target: QPolicy, optimizer, sample) -> float:
     """Plain (double) Q-learning as one would write it by hand."""
     c, nvec = learner.config, policy.head.nvec
     with torch.no_grad():
@@ -148,10 +148,10 @@ def twin_update(learner: QLearner, policy: QPolicy, target: QPolicy, optimiser, 
         aim = sample.reward + sample.discount * best
         error = torch.nn.functional.smooth_l1_loss(q.gather(1, action[:, i : i + 1]).squeeze(1), aim, reduction="none")
         loss = loss + (sample.weight * error).mean()
-    optimiser.zero_grad()
+    optimizer.zero_grad()
     loss.backward()
-    torch.nn.utils.clip_grad_norm_(policy.parameters(), c.clip_norm)
-    optimiser.step()
+    torch.nn.utils.clip_grad_norm_(policy.parameters(), c.max_grad_norm)
+    optimizer.step()
     return loss.item()
 
 
@@ -159,9 +159,9 @@ def twin_update(learner: QLearner, policy: QPolicy, target: QPolicy, optimiser, 
 @pytest.mark.parametrize(
     "settings",
     [
-        dict(target_period=3),
-        dict(target_period=2, double=True, n_step=3),
-        dict(tau=0.1, dueling=True, prioritised=True),
+        dict(target_update_interval=3),
+        dict(target_update_interval=2, double=True, n_step=3),
+        dict(tau=0.1, dueling=True, prioritized=True),
     ],
     ids=["plain", "double", "following"],
 )
@@ -169,16 +169,16 @@ def test_updates_are_those_of_a_plain_version(kind, settings):
     learner = make(GROUPS[kind], **settings)
     policy = copy.deepcopy(learner.policy)
     target = copy.deepcopy(policy)
-    optimiser = torch.optim.Adam(policy.parameters(), lr=1e-2, eps=learner.config.adam_eps)
+    optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2, eps=learner.config.adam_eps)
     for update in range(1, 8):
         drawn = learner.replay.counter.clone()
         sample = copy.deepcopy(learner.replay.sample(BATCH, learner.beta))
         learner.replay.counter.copy_(drawn)
         learner.update()
-        loss = twin_update(learner, policy, target, optimiser, sample)
+        loss = twin_update(learner, policy, target, optimizer, sample)
         assert learner.read_metrics()["loss"] == pytest.approx(loss, rel=1e-4)
         with torch.no_grad():
-            share = learner.config.tau or float(update % learner.config.target_period == 0)
+            share = learner.config.tau or float(update % learner.config.target_update_interval == 0)
             for own, other in zip(target.parameters(), policy.parameters(), strict=True):
                 own.lerp_(other, share)
     for one, other in ((learner.policy, policy), (learner.target, target)):
@@ -208,7 +208,7 @@ def test_those_who_have_left_teach_nothing():
         learner.replay.frames[~learner.replay.alive] += spoil
         sample = learner.replay.sample(BATCH)
         assert bool((sample.weight == 0).any())
-        flat.append(learner.optimiser.gradient(learner._losses(sample)["loss"]))
+        flat.append(learner.optimizer.gradient(learner._losses(sample)["loss"]))
     assert torch.equal(*flat)
 
 
@@ -251,7 +251,7 @@ def test_values_outside_the_atoms_are_warned_of_once(settings, reward, ends, war
 
 
 def test_errors_become_priorities():
-    learner = make(prioritised=True)
+    learner = make(prioritized=True)
     before = learner.replay.tree.leaves.clone()
     learner.update()
     changed = int((learner.replay.tree.leaves != before).sum())
@@ -261,7 +261,7 @@ def test_errors_become_priorities():
 def test_moments_are_shared_with_the_target():
     torch.manual_seed(0)
     policy = QPolicy(GROUPS["choices"], mlp_torso((16,), "tanh"), True)
-    learner = QLearner(policy, memory(GROUPS["choices"]), QConfig(replay_size=1000))
+    learner = QLearner(policy, memory(GROUPS["choices"]), QConfig(buffer_size=1000))
     learner.rollout.observation.normal_(5.0, 3.0)
     learner.store()
     seen = torch.randn(4, 3)
@@ -285,11 +285,11 @@ def test_updates_are_due_exactly(ratio, starts):
 
 
 def test_exploration_falls_and_differs_between_envs():
-    learner = make(epsilon=0.8, epsilon_end=0.2, epsilon_share=0.5)
+    learner = make(epsilon=0.8, exploration_final_eps=0.2, exploration_fraction=0.5)
     for done, expected in ((0.0, 0.8), (0.25, 0.5), (0.5, 0.2), (1.0, 0.2)):
         learner.set_progress(done)
         torch.testing.assert_close(learner.rollout.epsilon, torch.full((ENVS, AGENTS), expected))
-    learner = make(epsilon=0.4, epsilon_end=0.4, epsilon_spread=7.0)
+    learner = make(epsilon=0.4, exploration_final_eps=0.4, apex_alpha=7.0)
     expected = torch.tensor([0.4 ** (1 + 7 * i / (ENVS - 1)) for i in range(ENVS)])
     torch.testing.assert_close(learner.rollout.epsilon, expected.unsqueeze(-1).expand(-1, AGENTS))
 

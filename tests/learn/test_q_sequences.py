@@ -61,7 +61,7 @@ def make(core="lstm", layers=1, stack=1, leaves=False, masked=False, seed=0, bur
     """A learner, and the twin that its replay is full of."""
     twin = Twin(STEPS * 24, STEPS, ENVS, AGENTS, seed, stack, leaves, masked, ends=(0.06, 0.12), state_size=1)
     twin.observation, twin.final = (x / 125.0 - 1.0 for x in (twin.observation, twin.final))
-    settings = dict(batch_size=SEQUENCES * LENGTH, replay_size=ENVS * AGENTS * 45, gamma=GAMMA, **settings)
+    settings = dict(batch_size=SEQUENCES * LENGTH, buffer_size=ENVS * AGENTS * 45, gamma=GAMMA, **settings)
     config = QConfig(burn_in=burn_in, sequence=LENGTH, lr=1e-2, **settings)
     torch.manual_seed(seed)
     group = Group("g", Box(2), Discrete(3), AGENTS, masked=masked, leaves=leaves, stack=stack)
@@ -165,8 +165,8 @@ def one_loss(c: QConfig, head, own: torch.Tensor, ahead: torch.Tensor, reward: f
 KINDS = {
     "plain": {},
     "no burn-in": dict(core="gru", burn_in=0, n_step=2),
-    "r2d2": dict(double=True, dueling=True, prioritised=True, rescale=True, n_step=3, masked=True, leaves=True),
-    "two layers, stacked": dict(core="gru", layers=2, stack=3, double=True, n_step=4, prioritised=True, masked=True),
+    "r2d2": dict(double=True, dueling=True, prioritized=True, rescale=True, n_step=3, masked=True, leaves=True),
+    "two layers, stacked": dict(core="gru", layers=2, stack=3, double=True, n_step=4, prioritized=True, masked=True),
     "rescaled": dict(rescale=True, huber=None, leaves=True),
     "atoms": dict(atoms=7, v_min=-2.0, v_max=2.0, double=True, leaves=True, masked=True),
     "quantiles": dict(quantiles=5, layers=2, dueling=True, n_step=2),
@@ -177,16 +177,16 @@ KINDS = {
 def test_the_loss_along_sequences_equals_that_of_a_slow_twin(kind):
     """Loss, gradient and priorities; the networks go from row to row, sequence by sequence."""
     learner, twin = make(**KINDS[kind])
-    prioritised = learner.config.prioritised
-    if prioritised:  # priorities of all sizes
+    prioritized = learner.config.prioritized
+    if prioritized:  # priorities of all sizes
         places = torch.arange(learner.replay.tree.leaves.numel())
         learner.replay.update_priorities(places, torch.rand(len(places)) * 3)
     learner.set_progress(0.3)
     sample = copy.deepcopy(learner._drawn())
     found = learner._losses(sample)
-    gradient = learner.optimiser.gradient(found["loss"])
+    gradient = learner.optimizer.gradient(found["loss"])
     place, weight = sample.place.tolist(), [1.0] * SEQUENCES
-    if prioritised:
+    if prioritized:
         leaf = learner.replay.tree.leaves[sample.place].double()
         weight = ((leaf / leaf.min()) ** -(0.4 + 0.6 * 0.3)).tolist()
     elif twin.rollout.alive is not None:  # drawn evenly, some sequences have nobody in them
@@ -194,12 +194,12 @@ def test_the_loss_along_sequences_equals_that_of_a_slow_twin(kind):
     loss, priorities, seen = twin_loss(learner, twin, place, weight)
     torch.testing.assert_close(found["loss"].detach(), loss.detach(), rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(found["error"].detach(), torch.tensor(priorities), rtol=1e-4, atol=1e-5)
-    expected = learner.optimiser.joined(list(torch.autograd.grad(loss, learner.optimiser.parameters)))
+    expected = learner.optimizer.joined(list(torch.autograd.grad(loss, learner.optimizer.parameters)))
     torch.testing.assert_close(gradient, expected, rtol=1e-3, atol=1e-6)
     assert min(seen.over, seen.cut, seen.on) > 0
     if twin.rollout.alive is not None:
         assert min(seen.left, seen.absent) > 0
-    if prioritised:
+    if prioritized:
         learner.replay.update_priorities(sample.place, found["error"].detach())
         raised = (torch.tensor(priorities) + 1e-6) ** learner.config.priority_alpha
         for number, value in dict(zip(place, raised.tolist(), strict=True)).items():
@@ -207,7 +207,7 @@ def test_the_loss_along_sequences_equals_that_of_a_slow_twin(kind):
 
 
 def test_the_burn_in_has_no_gradient_but_is_felt():
-    """Other observations before the rows that are learnt change the loss; the gradient does not reach back there."""
+    """Other observations before the rows that are learned change the loss; the gradient does not reach back there."""
     learner, _ = make()
     sample = learner._drawn()
     sample.terminated.zero_()
@@ -229,22 +229,22 @@ def test_rows_that_do_not_count_teach_nothing():
     """What those who have left saw, and rows whose final observation is gone."""
     gradients = []
     for spoil in (0.0, 3.0):
-        learner, _ = make(leaves=True, prioritised=True)
+        learner, _ = make(leaves=True, prioritized=True)
         sample = learner._drawn()
         sample.counts[:, 0] = False
-        learnt = slice(BURN_IN, BURN_IN + LENGTH)
-        sample.n_step_reward[learnt] += spoil * ~sample.counts[learnt]
+        learned = slice(BURN_IN, BURN_IN + LENGTH)
+        sample.n_step_reward[learned] += spoil * ~sample.counts[learned]
         found = learner._losses(sample)
         assert not found["error"][0].any()
-        gradients.append(learner.optimiser.gradient(found["loss"]))
+        gradients.append(learner.optimizer.gradient(found["loss"]))
     assert torch.equal(*gradients)
 
 
 @pytest.mark.parametrize(
     "settings",
     [
-        dict(double=True, dueling=True, prioritised=True, rescale=True, n_step=3, tau=0.05),
-        dict(atoms=21, noisy=True, dueling=True, prioritised=True),
+        dict(double=True, dueling=True, prioritized=True, rescale=True, n_step=3, tau=0.05),
+        dict(atoms=21, noisy=True, dueling=True, prioritized=True),
         dict(quantiles=9, double=True),
     ],
     ids=["plain numbers", "atoms", "quantiles"],
@@ -253,7 +253,7 @@ def test_all_options_learn_a_reward_that_ends_all(settings):
     """All episodes end at once and pay 1, whatever the several choices: in the end each of them is worth that."""
     group = Group("g", Box(2), MultiDiscrete((2, 3)), AGENTS)
     config = QConfig(
-        burn_in=0, sequence=STEPS, batch_size=32 * STEPS, replay_size=360, lr=1e-2, anneal="linear", **settings
+        burn_in=0, sequence=STEPS, batch_size=32 * STEPS, buffer_size=360, lr=1e-2, anneal="linear", **settings
     )
     torch.manual_seed(0)
     policy = QPolicy(group, mlp_torso((8,), "tanh"), False, core_maker("lstm", 8), **config.head())
@@ -273,7 +273,7 @@ def test_all_options_learn_a_reward_that_ends_all(settings):
     q = policy.head.worth(numbers)
     q = losses.unscaled(q) if config.rescale else q
     torch.testing.assert_close(q, torch.ones_like(q), atol=0.3, rtol=0)
-    assert int(learner.optimiser.bad_steps) == 0
+    assert int(learner.optimizer.bad_steps) == 0
 
 
 def test_acting_is_stepping_along_the_sequence():
@@ -304,14 +304,14 @@ def test_acting_is_stepping_along_the_sequence():
         (dict(burn_in=3, sequence=4), 16, "use --burn-in 0 --sequence 16"),
         (dict(batch_size=200), 32, "use --batch-size 192"),
         (dict(batch_size=20), 32, "use --batch-size 64"),
-        (dict(replay_size=3000), 32, "sequences of 96 rows"),
+        (dict(buffer_size=3000), 32, "sequences of 96 rows"),
     ],
 )
 def test_sequences_that_do_not_fit_are_refused(settings, steps, told):
     config = QConfig(**settings)
     with pytest.raises(ShoalError, match=told):
         config.check_rollout(steps, 64, core=True)
-    if "replay_size" not in settings:
+    if "buffer_size" not in settings:
         config.check_rollout(steps, 64, core=False)
 
 

@@ -148,12 +148,12 @@ def test_several_layers_equal_torch_s(kind, layers):
 # --- collecting and learning ----------------------------------------------------------------------------------------
 
 
-def make_policies(world, kind: str, normalise=False, layers=1) -> dict[str, ActorCritic]:
+def make_policies(world, kind: str, normalize=False, layers=1) -> dict[str, ActorCritic]:
     torch.manual_seed(0)
     made = {}
     for g in world.groups:
         core = core_maker(kind, SIZE, layers)
-        made[g.name] = policy = ActorCritic(g, mlp_torso((8,), "tanh"), False, normalise, 0.0, core)
+        made[g.name] = policy = ActorCritic(g, mlp_torso((8,), "tanh"), False, normalize, 0.0, core)
         with torch.no_grad():
             policy.head.linear.weight.normal_()
     return made
@@ -180,7 +180,7 @@ def test_learning_over_sequences_equals_stepping(world, kind, steps, layers):
     made = make_collector(WORLDS[world](), kind, steps, layers)
     name = list(made.rollouts)[-1]
     rollout, policy = made.rollouts[name], made.policies[name]
-    learner = PPO(policy, rollout, PPOConfig(minibatches=1))
+    learner = PPO(policy, rollout, PPOConfig(num_minibatches=1))
     envs, agents = rollout.reward.shape[1:]
     state = torch.zeros(envs * agents, policy.state_size)
     cuts = 0
@@ -219,15 +219,15 @@ def mask_of(rollout, t: int):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("world", ["stacked", "several agents that leave"])
-@pytest.mark.parametrize("pass_size", [None, 25, 1])
-def test_a_gradient_equals_that_of_a_slow_twin(world, kind, pass_size):
+@pytest.mark.parametrize("micro_batch_size", [None, 25, 1])
+def test_a_gradient_equals_that_of_a_slow_twin(world, kind, micro_batch_size):
     """PPO's loss over a few sequences, walked one by one with torch's own cell; in one pass and in several."""
     made = make_collector(WORLDS[world](), kind, 12)
     name = list(made.rollouts)[-1]
     rollout, policy = made.rollouts[name], made.policies[name]
     made.collect()
     made.collect()
-    config = PPOConfig(minibatches=1, entropy=0.02, pass_size=pass_size)
+    config = PPOConfig(num_minibatches=1, entropy=0.02, micro_batch_size=micro_batch_size)
     learner = PPO(policy, rollout, config)
     rollout.log_prob.add_(0.3 * torch.randn_like(rollout.log_prob))
     learner._prepare()
@@ -262,34 +262,34 @@ def test_a_gradient_equals_that_of_a_slow_twin(world, kind, pass_size):
     ours = {id(p): n for n, p in policy.named_parameters()}
     theirs = dict(zip(("core.layers.0.input", "core.layers.0.recurrent"), ("ih", "hh"), strict=True))
     wanted = []
-    for p in learner.optimiser.parameters:
+    for p in learner.optimizer.parameters:
         layer, _, what = ours[id(p)].rpartition(".")
         wanted.append(getattr(cell, f"{what}_{theirs[layer]}") if layer in theirs else p)
-    expected = learner.optimiser.joined(list(torch.autograd.grad(loss, wanted)))
+    expected = learner.optimizer.joined(list(torch.autograd.grad(loss, wanted)))
     torch.testing.assert_close(gradient, expected, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a2c_learns_from_all_sequences(kind):
-    """One pass and several give the same step; with normalised observations and agents that leave."""
+    """One pass and several give the same step; with normalized observations and agents that leave."""
     weights = []
-    for pass_size in (None, 40):
+    for micro_batch_size in (None, 40):
         world = TimeLimit(Meadow(6), 5)
-        policies = make_policies(world, kind, normalise=True)
+        policies = make_policies(world, kind, normalize=True)
         made = Collector(world, policies, 12, 0)
         made.start(0)
-        learner = A2C(policies["sheep"], made.rollouts["sheep"], A2CConfig(lr=0.01, pass_size=pass_size))
+        learner = A2C(policies["sheep"], made.rollouts["sheep"], A2CConfig(lr=0.01, micro_batch_size=micro_batch_size))
         learner.set_progress(0.0)
         for _ in range(2):
             made.collect()
             learner.update()
-        weights.append(learner.optimiser.flat.clone())
+        weights.append(learner.optimizer.flat.clone())
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-5)
 
 
 def test_sequences_must_divide_into_minibatches():
     """Before anything is allocated; samples that divide are not enough."""
-    settings = dict(num_envs=6, rollout=8, device="cpu", minibatches=4)
+    settings = dict(num_envs=6, rollout=8, device="cpu", num_minibatches=4)
     make_job("cartpole", **settings)
     with pytest.raises(ShoalError, match=r"6 of them.*4 mini-batches"):
         make_job("cartpole", core="lstm", **settings)
@@ -385,9 +385,7 @@ def test_only_who_remembers_can_answer(core, least, most):
 def test_a_resumed_run_remembers(tmp_path, algo):
     """With frames stacked and episodes cut off, a run that was interrupted ends with the same numbers."""
     small = dict(num_envs=32, rollout=8, eval_episodes=4, quiet=True, device="cpu", log_every=0.0, anneal="none")
-    small.update(
-        algo=algo, core="gru", core_size=8, core_layers=2, frame_stack=3, time_limit=11, normalise_observation=True
-    )
+    small.update(algo=algo, core="gru", core_size=8, core_layers=2, frame_stack=3, time_limit=11, normalize_obs=True)
     whole = shoal.train("cartpole", total_steps=6 * 256, run_dir=tmp_path / "whole", **small)
     shoal.train("cartpole", total_steps=3 * 256, run_dir=tmp_path / "cut", **small)
     resumed = shoal.resume(tmp_path / "cut", total_steps=6 * 256)
@@ -402,12 +400,12 @@ def test_one_group_of_two_may_remember():
     settings = dict(world_config=dict(taggers=3, runners=6, size=4.0, max_steps=10), num_envs=8, rollout=8, hidden=(8,))
     job = make_job("tag-continuous", device="cpu", per_group=("runner.core=lstm", "runner.core-size=5"), **settings)
     trainer = Trainer(job)
-    before = {name: learner.optimiser.flat.clone() for name, learner in trainer.learners.items()}
+    before = {name: learner.optimizer.flat.clone() for name, learner in trainer.learners.items()}
     for _ in range(3):
         trainer.iterate()
     assert {name: policy.state_size for name, policy in trainer.policies.items()} == {"tagger": 0, "runner": 10}
     assert trainer.collector.rollouts["tagger"].state is None
     assert trainer.collector.rollouts["runner"].state.shape == (2, 8, 6, 10)
     for name, learner in trainer.learners.items():
-        assert not torch.equal(before[name], learner.optimiser.flat)
-        assert int(learner.optimiser.bad_steps) == 0
+        assert not torch.equal(before[name], learner.optimizer.flat)
+        assert int(learner.optimizer.bad_steps) == 0

@@ -155,7 +155,7 @@ def check(twin: Twin, replay: Replay, sample: Sample) -> None:
 
 
 def check_leaves(twin: Twin, replay: Replay) -> None:
-    """Exactly what can be learnt from has a priority: agents in the game, with a history and a future."""
+    """Exactly what can be learned from has a priority: agents in the game, with a history and a future."""
     leaves = replay.tree.leaves.numpy()
     for place in range(len(leaves)):
         t, env, agent = twin.locate(replay, place)
@@ -175,30 +175,30 @@ def check_leaves(twin: Twin, replay: Replay) -> None:
     stack=st.integers(1, 4),
     leaves=st.booleans(),
     masked=st.booleans(),
-    prioritised=st.booleans(),
+    prioritized=st.booleans(),
     dtype=st.sampled_from([torch.float32, torch.float16, torch.uint8]),
     seed=st.integers(0, 2**31),
 )
 def test_samples_equal_the_twin(
-    steps, blocks, appends, envs, agents, n_step, stack, leaves, masked, prioritised, dtype, seed
+    steps, blocks, appends, envs, agents, n_step, stack, leaves, masked, prioritized, dtype, seed
 ):
     """Ends of all kinds within the window, frames and windows across the end of the ring, lost final observations."""
     blocks += -(-(n_step + stack + steps) // steps)
     appends += -(-(n_step + stack + 1) // steps)
     twin = Twin(steps * appends, steps, envs, agents, seed, stack, leaves, masked, dtype)
-    replay = Replay(twin.rollout, blocks * steps - steps // 2, n_step, GAMMA, prioritised=prioritised, seed=seed)
+    replay = Replay(twin.rollout, blocks * steps - steps // 2, n_step, GAMMA, prioritized=prioritized, seed=seed)
     assert replay.steps == blocks * steps
     for _ in range(appends):
         twin.fill()
         replay.append()
         if twin.done >= n_step + stack + 1:
             sample = replay.sample(8)
-            if prioritised and float(replay.tree.nodes[-1]) == 0.0:
+            if prioritized and float(replay.tree.nodes[-1]) == 0.0:
                 assert not sample.weight.any()
                 continue
             check(twin, replay, sample)
             replay.update_priorities(sample.place, torch.randn(8))
-        if prioritised:
+        if prioritized:
             check_leaves(twin, replay)
     assert int(replay.filled) == min(twin.done, replay.steps)
     assert int(replay.head) == twin.done % replay.steps
@@ -240,7 +240,7 @@ def test_uniform_draws_are_uniform_over_what_is_valid():
 def test_priorities_are_drawn_in_proportion_and_weighed_against_it(batch):
     """Small batches and one that names most places several times."""
     twin = Twin(48, 4, 3, 2, 0, leaves=True)
-    replay = run_in(twin, Replay(twin.rollout, 20, 2, GAMMA, prioritised=True, alpha=0.7, eps=0.01))
+    replay = run_in(twin, Replay(twin.rollout, 20, 2, GAMMA, prioritized=True, alpha=0.7, eps=0.01))
     rng = np.random.default_rng(0)
     for _ in range(40):
         place = replay.sample(8).place
@@ -261,7 +261,7 @@ def test_priorities_are_drawn_in_proportion_and_weighed_against_it(batch):
 
 def test_new_rows_get_the_largest_priority_so_far():
     twin = Twin(40, 4, 2, 1, 0)
-    replay = Replay(twin.rollout, 16, 1, GAMMA, prioritised=True, alpha=0.5, eps=0.0)
+    replay = Replay(twin.rollout, 16, 1, GAMMA, prioritized=True, alpha=0.5, eps=0.0)
     for _ in range(4):
         twin.fill()
         replay.append()
@@ -275,7 +275,7 @@ def test_new_rows_get_the_largest_priority_so_far():
 
 def test_what_waits_for_its_future_cannot_be_raised():
     twin = Twin(8, 4, 2, 1, 0)
-    replay = run_in(twin, Replay(twin.rollout, 16, 2, GAMMA, prioritised=True))
+    replay = run_in(twin, Replay(twin.rollout, 16, 2, GAMMA, prioritized=True))
     everything = torch.arange(32)
     replay.update_priorities(everything, torch.full((32,), 5.0))
     check_leaves(twin, replay)
@@ -303,20 +303,20 @@ def test_with_a_time_limit_all_final_observations_are_kept():
     assert (sample.weight == 1).all()
 
 
-@pytest.mark.parametrize("prioritised", [False, True])
-def test_what_was_not_the_choice_of_an_agent_does_not_count(prioritised):
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_what_was_not_the_choice_of_an_agent_does_not_count(prioritized):
     """It chooses at every second step; in between its last action stands."""
     twin = Twin(24, 4, 2, 1, 0)
     twin.rollout.acting = torch.ones(5, 2, 1, dtype=torch.bool)
     twin.rollout.acting[1::2] = False
-    replay = run_in(twin, Replay(twin.rollout, 16, 2, GAMMA, prioritised=prioritised))
+    replay = run_in(twin, Replay(twin.rollout, 16, 2, GAMMA, prioritized=prioritized))
     sample = replay.sample(200)
     steps = torch.tensor([twin.locate(replay, p)[0] for p in sample.place.tolist()])
     assert torch.equal(sample.weight > 0, steps % 2 == 0)
-    assert bool((steps % 2 == 0).all()) == prioritised
+    assert bool((steps % 2 == 0).all()) == prioritized
 
 
-def test_nothing_is_learnt_across_a_cut():
+def test_nothing_is_learned_across_a_cut():
     """After it the world began anew: what comes next does not follow."""
     twin = Twin(16, 4, 2, 1, 0, ends=(0.0, 0.0))
     replay = Replay(twin.rollout, 16, 2, GAMMA)
@@ -334,13 +334,13 @@ def test_a_loaded_replay_draws_and_goes_on_the_same():
     kept = []
     for resumed in (False, True):
         twin = Twin(60, 5, 3, 2, 0, stack=2, leaves=True, masked=True)
-        replay = Replay(twin.rollout, 20, 3, GAMMA, prioritised=True, seed=4)
+        replay = Replay(twin.rollout, 20, 3, GAMMA, prioritized=True, seed=4)
         for t in range(12):
             twin.fill()
             replay.append()
             if t == 6 and resumed:
                 saved = {name: tensor.clone() for name, tensor in replay.state_dict().items()}
-                replay = Replay(twin.rollout, 20, 3, GAMMA, prioritised=True, seed=4)
+                replay = Replay(twin.rollout, 20, 3, GAMMA, prioritized=True, seed=4)
                 replay.load_state_dict(saved)
             if t > 1:
                 sample = replay.sample(16, 0.5)
@@ -367,7 +367,7 @@ def test_a_state_of_another_shape_is_refused():
     with pytest.raises(ShoalError, match="does not fit this one in: action"):
         one.load_state_dict(other.state_dict())
     with pytest.raises(ShoalError, match="priority"):
-        Replay(twin.rollout, 20, 1, GAMMA, prioritised=True).load_state_dict(one.state_dict())
+        Replay(twin.rollout, 20, 1, GAMMA, prioritized=True).load_state_dict(one.state_dict())
 
 
 @pytest.mark.parametrize(
@@ -387,9 +387,9 @@ def test_what_makes_no_sense_is_refused(settings, told):
 
 def test_the_estimate_of_memory_is_close():
     twin = Twin(8, 8, 16, 2, 0, stack=3, leaves=True, masked=True)
-    for prioritised in (False, True):
-        replay = Replay(twin.rollout, 160, 3, GAMMA, prioritised=prioritised)
-        estimate = Replay.bytes_per_step(twin.rollout, prioritised) * 160
+    for prioritized in (False, True):
+        replay = Replay(twin.rollout, 160, 3, GAMMA, prioritized=prioritized)
+        estimate = Replay.bytes_per_step(twin.rollout, prioritized) * 160
         assert abs(replay.nbytes / estimate - 1) < 0.03
 
 
@@ -467,23 +467,23 @@ def check_sequences(twin: Twin, replay: Replay, found: Sequences, span: int) -> 
     n_step=st.integers(1, 4),
     stack=st.integers(1, 3),
     leaves=st.booleans(),
-    prioritised=st.booleans(),
+    prioritized=st.booleans(),
     seed=st.integers(0, 2**31),
 )
-def test_sequences_equal_the_twin(steps, burn_in, length, blocks, appends, n_step, stack, leaves, prioritised, seed):
+def test_sequences_equal_the_twin(steps, burn_in, length, blocks, appends, n_step, stack, leaves, prioritized, seed):
     burn_in, length = burn_in * steps, length * steps
     span = burn_in + length
     least = span + n_step + stack + steps
     blocks, appends = blocks + -(-least // steps), appends + -(-least // steps)
     twin = Twin(steps * appends, steps, 2, 2, seed, stack, leaves, masked=True, state_size=3)
-    replay = Replay(twin.rollout, blocks * steps, n_step, GAMMA, prioritised=prioritised, seed=seed, sequences=span)
+    replay = Replay(twin.rollout, blocks * steps, n_step, GAMMA, prioritized=prioritized, seed=seed, sequences=span)
     for _ in range(appends):
         twin.fill()
         replay.append()
         if twin.done < least:
             continue
         found = replay.sample_sequences(5, burn_in, length, 0.5)
-        if prioritised:
+        if prioritized:
             leaves_now = replay.tree.leaves.numpy()
             for place in range(len(leaves_now)):
                 first, env, agent = twin.locate(replay, place, steps)

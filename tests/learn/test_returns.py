@@ -220,7 +220,7 @@ def test_vtrace_equals_the_twin(steps, gamma, lam, clips, seed):
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_without_lag_vtrace_is_the_generalised_advantage(waits):
+def test_without_lag_vtrace_is_the_generalized_advantage(waits):
     rollout, rng = random_rollout(9, 4, 3, True, 3, waits=waits), np.random.default_rng(0)
     value, final_value = rng.normal(size=(2, 10, 4, 3)).astype(np.float32)
     plain = advantages(rollout, value, final_value, 0.97, 0.9)

@@ -68,7 +68,7 @@ def test_every_place_is_equally_likely():
 
 
 @pytest.mark.parametrize("n", [1000, 8192])
-def test_neighbours_are_torn_apart(n, monkeypatch):
+def test_neighbors_are_torn_apart(n, monkeypatch):
     """No correlation of a sample with its place or with the sample before it."""
     monkeypatch.setattr("shoal.core.launch.cpu_threads", lambda: 1)
     for counter in range(5):

@@ -125,7 +125,7 @@ def test_names_of_scenes(source, name):
 
 # --- files -----------------------------------------------------------------------------------------------------------
 
-metres = st.floats(-1e4, 1e4, width=32)
+meters = st.floats(-1e4, 1e4, width=32)
 
 
 @st.composite
@@ -135,9 +135,9 @@ def any_episodes(draw):
     return Episodes(
         draw(st.sampled_from(["room.obj", "house:7@0", "a/b.glb"])),
         np.array(draw(st.lists(st.text(max_size=5), min_size=count, max_size=count))),
-        draw(arrays(np.float32, (count, 3), elements=metres)),
+        draw(arrays(np.float32, (count, 3), elements=meters)),
         draw(arrays(np.float32, count, elements=st.floats(-3.125, 3.125, width=32))),
-        draw(arrays(np.float32, (count, 3), elements=metres)),
+        draw(arrays(np.float32, (count, 3), elements=meters)),
         draw(arrays(np.float32, count, elements=st.floats(0, 10, width=32))),
         draw(arrays(np.float32, count, elements=lengths)),
     )

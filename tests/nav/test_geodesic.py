@@ -46,7 +46,7 @@ def test_around_one_corner_in_closed_form():
 
 @pytest.mark.parametrize("degrees", [15, 30, 44])
 @pytest.mark.parametrize("turned", [False, True])
-def test_up_a_slope_every_metre_counts(degrees, turned):
+def test_up_a_slope_every_meter_counts(degrees, turned):
     """A ramp, along x or rising along the diagonal: the field itself, before it is held above the straight way."""
     rise = np.tan(np.radians(degrees))
     up = np.array([np.sqrt(0.5), np.sqrt(0.5)]) if turned else np.array([1.0, 0.0])
@@ -57,10 +57,10 @@ def test_up_a_slope_every_metre_counts(degrees, turned):
     fields = FieldMemory(finder.ground, 1)
     fields.solve(0, torch.tensor([[*foot, rise * np.dot(up, foot)]], dtype=torch.float32))
     width, depth, _ = finder.ground.found[0].size
-    metres = (fields.field[0, 0].int() & UNREACHABLE).numpy()[: width * depth].reshape(depth, width) / MILLI
+    meters = (fields.field[0, 0].int() & UNREACHABLE).numpy()[: width * depth].reshape(depth, width) / MILLI
     column, row = (foot / 0.1).astype(int) + 1
     step = (1, 1) if turned else (0, 1)
-    near, far = (metres[row + k * step[0], column + k * step[1]] for k in (5, 50))
+    near, far = (meters[row + k * step[0], column + k * step[1]] for k in (5, 50))
     assert (far - near) / (45 * 0.1 * np.hypot(*step)) == pytest.approx(np.hypot(1.0, rise), rel=2e-3)
 
 

@@ -14,7 +14,7 @@ from shoal.core.wrappers import TimeLimit
 from shoal.draw.canvas import Canvas
 from shoal.nav.explore import Explore, ExploreConfig
 from shoal.nav.geodesic import FieldMemory
-from shoal.nav.maps import AGENTS, STRIP, THINGS, Episode, NavTracks, TopDown, coloured, draw_env, remember_path
+from shoal.nav.maps import AGENTS, STRIP, THINGS, Episode, NavTracks, TopDown, colored, draw_env, remember_path
 from shoal.nav.paths import Floor, field_of, length_of, shortest_path
 from shoal.nav.pointnav import PointNav, PointNavConfig
 from shoal.nav.stages import FORWARD, LEFT, STOP
@@ -88,8 +88,8 @@ class Drawn:
         column, row = self.canvas.at((x, y))
         return np.asarray(self.canvas.image)[round(row), round(column)].astype(int)
 
-    def like(self, x: float, y: float, colour: str) -> bool:
-        return np.abs(self.pixel(x, y) - self.canvas.rgb(colour)).max() < 30
+    def like(self, x: float, y: float, color: str) -> bool:
+        return np.abs(self.pixel(x, y) - self.canvas.rgb(color)).max() < 30
 
 
 def test_floor_is_light_and_things_are_not():
@@ -114,8 +114,8 @@ def test_paths_goals_and_agents_are_where_they_should_be():
     assert not drawn.like(8.0, 6.0 - 7 * pixel, "orange")
 
 
-def test_colours_of_depth_go_from_light_to_dark():
-    brightness = coloured(np.linspace(0, 1, 20)).astype(int).sum(-1)
+def test_colors_of_depth_go_from_light_to_dark():
+    brightness = colored(np.linspace(0, 1, 20)).astype(int).sum(-1)
     assert (np.diff(brightness) < 0).all()
 
 
@@ -159,8 +159,8 @@ def test_tracks_are_the_places_of_one_episode(make):
     assert isinstance(tracks, NavTracks)
     assert tracks.episodes[0].shortest == pytest.approx(length_of(tracks.episodes[0].best[0]), rel=0.05)
     pixels = canvas.array().reshape(-1, 3).astype(int)
-    for colour in (AGENTS[0], "green"):
-        assert (np.abs(pixels - canvas.rgb(colour)).max(1) < 30).any()
+    for color in (AGENTS[0], "green"):
+        assert (np.abs(pixels - canvas.rgb(color)).max(1) < 30).any()
 
 
 @pytest.mark.parametrize(("image", "agents"), [("depth", 1), ("rgb", 2), ("rgbd", 1), ("none", 1)])
@@ -178,7 +178,7 @@ def test_a_picture_has_what_is_seen_beside_the_map(make, image, agents):
         assert (seen.min(-1) > 240).mean() < 0.2
     if image == "depth":
         depth = world.outputs.groups["agent"].observation[1, 0, : SIZE * SIZE].float().view(SIZE, SIZE) / 10.0
-        middle = coloured(depth.numpy())[SIZE // 2, SIZE // 2]
+        middle = colored(depth.numpy())[SIZE // 2, SIZE // 2]
         side = array.shape[0] - STRIP - 8
         found = array[STRIP + int(side * (SIZE // 2 + 0.5) / SIZE), 8 + int(side * (SIZE // 2 + 0.5) / SIZE)]
         assert np.abs(found - middle).max() < 12
@@ -226,17 +226,17 @@ def test_a_recording_shows_the_whole_path_in_its_last_picture(make):
 
 @pytest.fixture(scope="module")
 def run(scenes, tmp_path_factory):
-    config = dict(scenes=str(scenes / "room0.obj"), test_scenes=str(scenes), up="z", resident=1, goals=4, size=SIZE)
+    config = dict(scenes=str(scenes / "room0.obj"), eval_scenes=str(scenes), up="z", resident=1, goals=4, size=SIZE)
     return shoal.train(
         "pointnav",
         total_steps=64,
         num_envs=4,
         rollout=8,
-        minibatches=1,
+        num_minibatches=1,
         epochs=1,
         core_size=16,
         eval_episodes=2,
-        eval_sample=True,
+        eval_stochastic=True,
         quiet=True,
         device="cpu",
         compile="off",

@@ -1,4 +1,4 @@
-"""Flee, Explore, images of colours, and several agents in one env."""
+"""Flee, Explore, images of colors, and several agents in one env."""
 
 import math
 from contextlib import closing
@@ -123,7 +123,7 @@ def test_images_are_those_of_the_renderer(make, image):
     torch.testing.assert_close(seen[: len(wanted)], wanted, atol=0.01, rtol=1e-3)
     assert float(images["rgb"].max()) <= 1.0
     space = world.groups[0].observation
-    assert space.kind("rgb") == "colour"
+    assert space.kind("rgb") == "color"
 
 
 def test_agents_see_one_another(make):
@@ -226,8 +226,8 @@ def test_in_closed_rooms_every_goal_can_be_reached(tmp_path, monkeypatch):
 
 def test_a_mesh_in_the_wrong_unit_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
-    scene = write_obj(tmp_path / "centimetres.obj", 1000 * room())
-    with pytest.raises(ShoalError, match=r"centimetres\.obj is 10000 x 8000 m.*--scale"):
+    scene = write_obj(tmp_path / "centimeters.obj", 1000 * room())
+    with pytest.raises(ShoalError, match=r"centimeters\.obj is 10000 x 8000 m.*--scale"):
         PointNav(4, "cpu", PointNavConfig(scenes=scene, up="z", resident=1, image="none")).reset(0)
 
 
@@ -303,7 +303,7 @@ def test_test_scenes_are_never_those_of_training(tmp_path):
     with pytest.raises(ShoalError, match="leaves none to evaluate in"):
         PointNav(1, "cpu", replace(config, scenes="house:0-9999"))._sources()
     with pytest.raises(ShoalError, match=r"There is no file nope\.glb"):
-        PointNav(1, "cpu", replace(config, test_scenes="nope.glb")).get_ready(0)
+        PointNav(1, "cpu", replace(config, eval_scenes="nope.glb")).get_ready(0)
 
 
 def test_evaluations_are_in_scenes_that_were_not_trained_in():
@@ -330,7 +330,7 @@ def test_staggered_envs_end_their_first_episodes_at_different_steps(make):
 
 def test_a_shorter_time_limit_keeps_envs_out_of_phase(make):
     config = dict(scenes=make(Flee, NavConfig).config.scenes, up="z", resident=1, goals=2, image="none", stagger=True)
-    settings = dict(num_envs=20, minibatches=1, device="cpu", world_config=config)
+    settings = dict(num_envs=20, num_minibatches=1, device="cpu", world_config=config)
     with closing(make_world(make_job("flee", time_limit=10, **settings))) as world:
         world.reset(0)
         ends = torch.stack([world.step(torch.zeros(20, 1, dtype=torch.int32)).truncated.clone() for _ in range(30)])
@@ -349,7 +349,7 @@ def test_tasks_pass_the_checks_for_authors(make):
 def test_what_is_prepared_beforehand_is_what_is_opened(tmp_path, monkeypatch):
     """Of six cabins three are played in: they alone are in the cache, before anything is opened and afterwards."""
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
-    config = NavConfig(test_scenes="cabin:0-5@0", held_out=3, goals=2, image="none", playing=True)
+    config = NavConfig(eval_scenes="cabin:0-5@0", held_out=3, goals=2, image="none", playing=True)
     world = Flee(4, "cpu", config)
     world.get_ready(8)
     world._errand.wait()
@@ -365,7 +365,7 @@ def test_what_is_prepared_beforehand_is_what_is_opened(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("playing", "told"),
     [
-        (dict(test_scenes="{0}/wall.obj"), "no walkable floor"),
+        (dict(eval_scenes="{0}/wall.obj"), "no walkable floor"),
         (dict(test_episode_files="{0}/none"), "There is no file or folder"),
     ],
 )
@@ -389,7 +389,7 @@ def test_an_agent_learns_to_walk_to_its_goal(make):
     easy = dict(reach=1.0, min_distance=1.5, max_distance=5.0, max_steps=60)
     world = dict(scenes=scene, up="z", resident=1, goals=16, size=SIZE, **easy)
     job = make_job(
-        "pointnav", device="cpu", seed=2, total_steps=120_000, num_envs=64, minibatches=4, world_config=world
+        "pointnav", device="cpu", seed=2, total_steps=120_000, num_envs=64, num_minibatches=4, world_config=world
     )
     trainer, parts = Trainer(job), []
     for share in (1, 2, 3, 4):

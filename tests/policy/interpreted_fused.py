@@ -37,7 +37,7 @@ class Case:
     activation: str
     space: Any
     masked: bool = False
-    normalise: bool = False
+    normalize: bool = False
     shared: bool = True
 
 
@@ -45,7 +45,7 @@ CASES = {
     "discrete": Case(4, (64, 64), "tanh", Discrete(2), shared=False),
     "several": Case(7, (32, 48), "relu", MultiDiscrete((3, 4))),
     "masked": Case(20, (100, 17), "elu", Discrete(9), masked=True),
-    "normalized": Case(33, (64, 32), "silu", MultiDiscrete((5, 2, 3)), normalise=True),
+    "normalized": Case(33, (64, 32), "silu", MultiDiscrete((5, 2, 3)), normalize=True),
 }
 
 
@@ -78,7 +78,7 @@ def reference(policy: ActorCritic, seen: torch.Tensor, mask: torch.Tensor | None
     """Logits and values in fp32, with operands of products rounded to bf16."""
     first, act, second, _ = policy.policy_torso.layers
     x = seen.flatten(1)
-    if policy.normalise:
+    if policy.normalize:
         x = ((x - policy.moments.mean) * policy.moments.scale()).clamp(-OBSERVATION_CLIP, OBSERVATION_CLIP)
     x = act(rounded(x) @ rounded(first.weight).T + first.bias)
     x = rounded(act(rounded(x) @ rounded(second.weight).T + second.bias))
@@ -103,13 +103,13 @@ def measure(case: Case) -> dict[str, float]:
     """Act once, in the interpreter and with torch."""
     torch.manual_seed(0)
     group = Group("agent", Box(case.inputs), case.space, masked=case.masked)
-    policy = ActorCritic(group, mlp_torso(case.hidden, case.activation), case.shared, case.normalise, 0.0)
+    policy = ActorCritic(group, mlp_torso(case.hidden, case.activation), case.shared, case.normalize, 0.0)
     assert fits(policy)
     nvec = tuple(policy.head.nvec)
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-        if case.normalise:
+        if case.normalize:
             policy.moments.merge(2 * torch.randn(1000, case.inputs) + 1)
         seen = torch.randn(ROWS, 1, case.inputs)
         mask = None

@@ -1,4 +1,4 @@
-"""The policy of the policy-gradient learners: torsos, normalisation, values, what it starts with."""
+"""The policy of the policy-gradient learners: torsos, normalization, values, what it starts with."""
 
 import numpy as np
 import pytest
@@ -12,9 +12,9 @@ from shoal.policy.mlp import MLP
 GROUP = Group("g", observation=Box(4), action=Discrete(3))
 
 
-def make(shared=False, normalise=False, torso=None, group=GROUP) -> ActorCritic:
+def make(shared=False, normalize=False, torso=None, group=GROUP) -> ActorCritic:
     torch.manual_seed(0)
-    return ActorCritic(group, torso or mlp_torso((16, 8), "tanh"), shared, normalise, 0.0)
+    return ActorCritic(group, torso or mlp_torso((16, 8), "tanh"), shared, normalize, 0.0)
 
 
 def test_layers_are_applied_in_order():
@@ -62,26 +62,26 @@ def test_the_first_policy_is_nearly_uniform():
     torch.testing.assert_close(probs, torch.full_like(probs, 1 / 3), rtol=0, atol=0.02)
 
 
-def test_normalisation_shifts_scales_and_clips():
-    """A policy that normalises sees what a plain one with the same weights sees of normalised numbers."""
-    plain, normalising = make(), make(normalise=True)
-    normalising.load_state_dict(plain.state_dict())
+def test_normalization_shifts_scales_and_clips():
+    """A policy that normalizes sees what a plain one with the same weights sees of normalized numbers."""
+    plain, normalizing = make(), make(normalize=True)
+    normalizing.load_state_dict(plain.state_dict())
     seen = torch.randn(500, 4) * torch.tensor([0.1, 1.0, 10.0, 100.0]) + torch.tensor([5.0, -5.0, 0.0, 50.0])
-    normalising.moments.merge(seen)
+    normalizing.moments.merge(seen)
     x = seen[:20].clone()
     x[0] = 1e6
     data = seen.double()
     expected = ((x.double() - data.mean(0)) / data.std(0, correction=0)).clamp(-10.0, 10.0).float()
-    torch.testing.assert_close(normalising.value(x), plain.value(expected), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(normalising.distribution(x), plain.distribution(expected), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(normalizing.value(x), plain.value(expected), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(normalizing.distribution(x), plain.distribution(expected), rtol=1e-4, atol=1e-4)
     assert not torch.allclose(plain.value(x), plain.value(expected))
 
 
-def test_an_unused_normaliser_leaves_observations_alone():
+def test_an_unused_normalizer_leaves_observations_alone():
     """Before anything was merged, mean 0 and deviation 1: nothing changes within the clip."""
-    plain, normalising = make(), make(normalise=True)
+    plain, normalizing = make(), make(normalize=True)
     x = torch.randn(10, 4)
-    torch.testing.assert_close(normalising.value(x), plain.value(x))
+    torch.testing.assert_close(normalizing.value(x), plain.value(x))
 
 
 def test_bytes_are_seen_as_numbers():

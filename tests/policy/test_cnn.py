@@ -212,11 +212,11 @@ def test_it_learns_and_gradients_reach_every_parameter(make):
 # --- in a policy ------------------------------------------------------------------------------------------------------
 
 
-def policy(name="auto", normalise=False, shared=True, dtype=torch.uint8, shape=ATARI, **settings) -> ActorCritic:
+def policy(name="auto", normalize=False, shared=True, dtype=torch.uint8, shape=ATARI, **settings) -> ActorCritic:
     torch.manual_seed(0)
     low, high = (0, 255) if dtype == torch.uint8 else (-math.inf, math.inf)
     group = Group("g", Box(shape, low, high, dtype=dtype), Discrete(3), **settings)
-    return ActorCritic(group, choose_torso(name, group, (8,), "tanh"), shared, normalise, 0.0)
+    return ActorCritic(group, choose_torso(name, group, (8,), "tanh"), shared, normalize, 0.0)
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -235,11 +235,11 @@ def test_bytes_reach_the_torso_as_they_are():
     assert given[0] is seen
 
 
-def test_images_of_bytes_are_not_normalised_and_other_observations_are():
-    assert not policy(normalise=True).normalise
-    assert policy(normalise=True, dtype=torch.float32).normalise
-    assert policy("mlp", normalise=True).normalise
-    assert policy(normalise=True, shape=(128,)).normalise
+def test_images_of_bytes_are_not_normalized_and_other_observations_are():
+    assert not policy(normalize=True).normalize
+    assert policy(normalize=True, dtype=torch.float32).normalize
+    assert policy("mlp", normalize=True).normalize
+    assert policy(normalize=True, shape=(128,)).normalize
 
 
 @pytest.mark.parametrize("name", ["nature", "impala"])

@@ -80,14 +80,14 @@ def test_several_parts_equal_the_parts_by_hand(name, cnn):
 
 
 def test_distances_among_the_parts():
-    """They become shares of ten metres, or of a closer bound; other images are bytes as before."""
-    parts = (("depth", (36, 36, 1)), ("grey", (36, 36, 1)))
+    """They become shares of ten meters, or of a closer bound; other images are bytes as before."""
+    parts = (("depth", (36, 36, 1)), ("gray", (36, 36, 1)))
     for high, end in ((math.inf, 10.0), (255.0, 10.0), (4.0, 4.0)):
         group = Group("g", Box(2 * 1296, 0.0, high, parts=parts, kinds=dict(depth="depth")), Discrete(3))
         torso = chosen("auto", group)
-        depth, grey = 12.0 * torch.rand(4, 1, 36, 36), 255.0 * torch.rand(4, 1, 36, 36)
-        expected = [torso.cnns[0](depth.clamp(max=end) / end), torso.cnns[1](grey / 255.0)]
-        found = torso(torch.cat([depth.flatten(1), grey.flatten(1)], dim=1))
+        depth, gray = 12.0 * torch.rand(4, 1, 36, 36), 255.0 * torch.rand(4, 1, 36, 36)
+        expected = [torso.cnns[0](depth.clamp(max=end) / end), torso.cnns[1](gray / 255.0)]
+        found = torso(torch.cat([depth.flatten(1), gray.flatten(1)], dim=1))
         torch.testing.assert_close(found, torch.cat(expected, dim=1))
 
 
@@ -110,17 +110,17 @@ def test_frames_of_one_part_are_joined_along_their_channels():
     torch.testing.assert_close(torso(flat), torch.cat(expected, dim=1))
 
 
-def make(group: Group, normalise: bool) -> ActorCritic:
+def make(group: Group, normalize: bool) -> ActorCritic:
     torch.manual_seed(0)
-    return ActorCritic(group, choose_torso("auto", group, (16, 8), "tanh"), True, normalise, 0.0)
+    return ActorCritic(group, choose_torso("auto", group, (16, 8), "tanh"), True, normalize, 0.0)
 
 
-def test_pixels_among_the_parts_are_not_normalised():
-    """Everything else is: as a plain policy that is shown normalised numbers beside the same pixels."""
+def test_pixels_among_the_parts_are_not_normalized():
+    """Everything else is: as a plain policy that is shown normalized numbers beside the same pixels."""
     group = seen_by(SIZE, PARTS)
-    plain, normalising = make(group, False), make(group, True)
+    plain, normalizing = make(group, False), make(group, True)
     seen = 255.0 * torch.rand(50, SIZE)
-    normalising.moments.merge(seen)
+    normalizing.moments.merge(seen)
     expected = ((seen - seen.mean(0)) / seen.std(0, correction=0)).clamp(-10.0, 10.0)
     start = 0
     for name, shape in PARTS:
@@ -128,7 +128,7 @@ def test_pixels_among_the_parts_are_not_normalised():
         if name in ("camera", "map"):
             expected[:, start:end] = seen[:, start:end]
         start = end
-    torch.testing.assert_close(normalising.value(seen), plain.value(expected), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(normalizing.value(seen), plain.value(expected), rtol=1e-3, atol=1e-3)
 
 
 def test_gradients_reach_every_part():

@@ -79,11 +79,11 @@ def test_the_world_receives_what_the_head_makes_of_the_actions(made):
 
 def test_an_update_of_a_cnn_with_mixed_actions(made):
     policy = made.policies["g"]
-    learner = PPO(policy, made.rollouts["g"], PPOConfig(minibatches=2))
+    learner = PPO(policy, made.rollouts["g"], PPOConfig(num_minibatches=2))
     learner.set_progress(0.0)
     before = {name: p.detach().clone() for name, p in policy.named_parameters()}
     learner.update()
-    assert not float(learner.optimiser.bad_steps)
+    assert not float(learner.optimizer.bad_steps)
     for name, p in policy.named_parameters():
         assert torch.isfinite(p).all(), name
         assert not torch.equal(p, before[name]), name

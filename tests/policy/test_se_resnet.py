@@ -1,4 +1,4 @@
-"""SE-ResNet9: the paper's parameters, the network against its layers written out, distances, colours, other parts."""
+"""SE-ResNet9: the paper's parameters, the network against its layers written out, distances, colors, other parts."""
 
 import math
 
@@ -22,10 +22,10 @@ def space(*parts, dtype=torch.float16, **kinds) -> Box:
     return Box(sum(math.prod(shape) for _, shape in parts), dtype=dtype, parts=parts, kinds=found)
 
 
-def made(seen: Box, name="se-resnet9-small", core=None, normalise=False, shared=True, **group) -> ActorCritic:
+def made(seen: Box, name="se-resnet9-small", core=None, normalize=False, shared=True, **group) -> ActorCritic:
     torch.manual_seed(0)
     g = Group("g", seen, Discrete(4), **group)
-    return ActorCritic(g, choose_torso(name, g, (8,), "tanh"), shared, normalise, 0.0, core)
+    return ActorCritic(g, choose_torso(name, g, (8,), "tanh"), shared, normalize, 0.0, core)
 
 
 def torso(seen: Box, frames=1, sizes=SMALL, stirred=True) -> SEResNet9:
@@ -146,13 +146,13 @@ def test_distances_and_other_parts_equal_the_layers(sizes):
     torch.testing.assert_close(found, torch.cat(expected, dim=1), rtol=1e-3, atol=1e-4)
 
 
-def test_colours_and_distances_are_joined():
+def test_colors_and_distances_are_joined():
     net = torso(space(GOAL, RGB, DEPTH))
     goal, rgb, depth = torch.randn(2, 3), torch.randint(0, 256, (2, 64, 64, 3)), 12.0 * torch.rand(2, 64, 64)
     net.take_in(torch.cat([goal, rgb.float().flatten(1), depth.flatten(1)], dim=1))
     shares = rgb.double().numpy() / 255.0
-    colours = (shares - shares.mean((0, 1, 2))) / np.sqrt(np.maximum(shares.var((0, 1, 2)), 0.01))
-    planes = torch.cat([torch.as_tensor(colours).float().permute(0, 3, 1, 2), distances(depth.numpy())], dim=1)
+    colors = (shares - shares.mean((0, 1, 2))) / np.sqrt(np.maximum(shares.var((0, 1, 2)), 0.01))
+    planes = torch.cat([torch.as_tensor(colors).float().permute(0, 3, 1, 2), distances(depth.numpy())], dim=1)
     found = net(torch.cat([goal, rgb.float().flatten(1), depth.flatten(1)], dim=1))
     expected = torch.cat([by_hand(net, planes), net.embeddings[0](goal)], dim=1)
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
@@ -169,14 +169,14 @@ def test_images_of_several_sizes_have_networks_of_their_own():
 
 
 @pytest.mark.parametrize(
-    ("metres", "share", "bin"),
+    ("meters", "share", "bin"),
     [(0.0, 0.0, 0), (0.99, 0.099, 0), (1.0, 0.1, 1), (5.5, 0.55, 5), (9.75, 0.975, 9), (10.0, 1.0, 9), (40.0, 1.0, 9)],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_bins_of_distances(metres, share, bin, dtype):
+def test_bins_of_distances(meters, share, bin, dtype):
     net = torso(Box((16, 16, 1), 0.0, math.inf, dtype=dtype))
     picture = net.pictures["0"]
-    planes = picture(torch.full((1, 256), metres, dtype=dtype))
+    planes = picture(torch.full((1, 256), meters, dtype=dtype))
     assert planes.shape == (1, 16, 16, 11)
     torch.testing.assert_close(planes[..., 0], torch.full((1, 16, 16), share), rtol=0, atol=1e-3)
     assert planes[0, 3, 5, 1:].tolist() == [float(i == bin) for i in range(BINS)]
@@ -190,51 +190,51 @@ def test_a_closer_bound_is_the_end_of_distances():
     )
 
 
-def test_distances_are_not_normalised():
+def test_distances_are_not_normalized():
     """Alone or among other parts, whatever the policy is told."""
-    alone = made(Box((64, 64, 1), 0.0, 10.0), normalise=True)
-    assert not alone.normalise
+    alone = made(Box((64, 64, 1), 0.0, 10.0), normalize=True)
+    assert not alone.normalize
     assert not alone.has_moments
-    plain, normalising = (made(space(DEPTH, GOAL, LAST, dtype=torch.float32), normalise=n) for n in (False, True))
+    plain, normalizing = (made(space(DEPTH, GOAL, LAST, dtype=torch.float32), normalize=n) for n in (False, True))
     seen = torch.cat([10.0 * torch.rand(30, 4096), 5.0 + torch.randn(30, 3), torch.eye(5)[torch.arange(30) % 5]], 1)
-    normalising.take_in(seen)
+    normalizing.take_in(seen)
     expected = seen.clone()
     expected[:, 4096:4099] = (seen[:, 4096:4099] - seen[:, 4096:4099].mean(0)) / seen[:, 4096:4099].std(0, correction=0)
-    torch.testing.assert_close(normalising.value(seen), plain.value(expected), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(normalizing.value(seen), plain.value(expected), rtol=1e-3, atol=1e-4)
 
 
-# --- colours ----------------------------------------------------------------------------------------------------------
+# --- colors ----------------------------------------------------------------------------------------------------------
 
 
-def colours(batch=6, seed=0) -> torch.Tensor:
+def colors(batch=6, seed=0) -> torch.Tensor:
     torch.manual_seed(seed)
     return (torch.randint(0, 256, (batch, 16, 16, 3)) * torch.tensor([1.0, 0.3, 0.0])).to(torch.uint8)
 
 
-def test_running_moments_of_colours():
+def test_running_moments_of_colors():
     """Over all pixels, channel by channel; samples that do not count are left out; what hardly varies stays small."""
     policy = made(Box((16, 16, 3), 0, 255, dtype=torch.uint8))
     assert policy.as_bytes
     assert policy.has_moments
-    first, second, counts = colours(), colours(seed=1), torch.tensor([1, 0, 1, 1, 0, 0]).bool()
+    first, second, counts = colors(), colors(seed=1), torch.tensor([1, 0, 1, 1, 0, 0]).bool()
     policy.take_in(first)
     policy.take_in(second, counts)
     moments = policy.policy_torso.pictures["0"].moments
     everything = torch.cat([first, second[counts]]).double().numpy() / 255.0
     np.testing.assert_allclose(moments.mean, everything.mean((0, 1, 2)), rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(moments.var, everything.var((0, 1, 2)), rtol=1e-4, atol=1e-7)
-    planes = policy.policy_torso.pictures["0"](colours(seed=2).flatten(1))
+    planes = policy.policy_torso.pictures["0"](colors(seed=2).flatten(1))
     assert planes[..., 0].std() == pytest.approx(1.0, abs=0.05)
     assert not planes[..., 2].any()
 
 
 def test_moments_are_saved_with_the_policy():
     one, other = (made(Box((16, 16, 3), 0, 255, dtype=torch.uint8), shared=False) for _ in range(2))
-    before = one.value(colours())
-    one.take_in(colours())
+    before = one.value(colors())
+    one.take_in(colors())
     other.load_state_dict(one.state_dict())
-    assert torch.equal(one.value(colours()), other.value(colours()))
-    assert not torch.equal(one.value(colours()), before)
+    assert torch.equal(one.value(colors()), other.value(colors()))
+    assert not torch.equal(one.value(colors()), before)
 
 
 @pytest.mark.parametrize("kind", ["bytes", "distances"])

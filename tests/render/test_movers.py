@@ -66,7 +66,7 @@ def test_shapes_against_marching(kind, rotation):
     assert (
         np.abs(depth[both] - first[both]).max() < 0.005 or np.percentile(np.abs(depth[both] - first[both]), 99) < 0.004
     )
-    # A normal stands across the surface: neighbours' places give it too.
+    # A normal stands across the surface: neighbors' places give it too.
     normal = images["normal"][0].numpy()
     place = direction * depth[..., None]
     across = np.cross(place[2:, 1:-1] - place[:-2, 1:-1], place[1:-1, 2:] - place[1:-1, :-2])
@@ -94,9 +94,9 @@ def test_a_mesh_moves_like_its_triangles():
     assert (moving["rgb"].int() - still["rgb"].int()).abs().amax(-1, keepdim=True)[same].max() <= 1
 
 
-def test_ids_and_colour_are_those_of_the_thing():
+def test_ids_and_color_are_those_of_the_thing():
     renderer = one_thing(SPHERE, (2.0, 0.0, 0.0), (0.5, 0.5, 0.5), outputs=("semantic", "instance", "rgb"))
-    renderer.movers.colour[:] = torch.tensor([1.0, 0.0, 0.0])
+    renderer.movers.color[:] = torch.tensor([1.0, 0.0, 0.0])
     images = renderer.render(level_pose())
     assert images["semantic"][0, 24, 24] == 7
     assert images["instance"][0, 24, 24] == 9

@@ -54,7 +54,7 @@ def test_depth_in_a_box_room_is_the_analytic_one(size):
 
 
 def test_axes_left_is_left_and_up_is_up():
-    """Four coloured walls around the camera, which looks at each in turn."""
+    """Four colored walls around the camera, which looks at each in turn."""
     walls = {
         0.0: quad((2, 1, -1), (2, -1, -1), (2, -1, 1), (2, 1, 1)),
         math.pi / 2: quad((-1, 2, -1), (1, 2, -1), (1, 2, 1), (-1, 2, 1)),
@@ -222,7 +222,7 @@ def test_a_picture_stands_upright():
 
 
 def test_far_textures_are_read_from_a_coarser_level():
-    """A chessboard whose squares are far smaller than a pixel is an even grey, and not noise."""
+    """A chessboard whose squares are far smaller than a pixel is an even gray, and not noise."""
     board = (np.indices((256, 256)).sum(0) % 2 * 255).astype(np.uint8)
     texture = np.dstack([board] * 3 + [np.full_like(board, 255)])
     renderer = Renderer(textured_wall(texture, repeat=4.0), 1, (16, 16), ["rgb"], light=False)
@@ -251,11 +251,11 @@ def test_holes_are_seen_through():
     assert images["rgb"][0, 16, 24].tolist() == [255, 255, 255]
 
 
-def test_corner_colours_are_mixed():
-    colours = np.zeros((1, 3, 4), np.uint8)
-    colours[0] = [[255, 0, 0, 255], [0, 255, 0, 255], [0, 0, 255, 255]]
+def test_corner_colors_are_mixed():
+    colors = np.zeros((1, 3, 4), np.uint8)
+    colors[0] = [[255, 0, 0, 255], [0, 255, 0, 255], [0, 0, 255, 255]]
     corners = np.array([[[2, 2, -1], [2, -2, -1], [2, 0, 2]]], np.float32)
-    renderer = Renderer(make_scene(corners, colours=colours), 1, (33, 33), {"rgb": torch.float32}, light=False)
+    renderer = Renderer(make_scene(corners, colors=colors), 1, (33, 33), {"rgb": torch.float32}, light=False)
     image = renderer.render(level_pose())["rgb"][0, 16, 16]
     np.testing.assert_allclose(image.numpy(), [1 / 3, 1 / 3, 1 / 3], atol=1e-3)
 
@@ -306,7 +306,7 @@ def test_depth_is_clamped_and_a_miss_is_as_far_as_can_be():
     near = Renderer(scene, 1, (9, 9), ["depth", "rgb"], max_depth=10.0).render(level_pose())
     assert near["depth"][0, 4, 4] == 6.0
     assert near["depth"][0, 0, 0] == 10.0
-    # What lies beyond the greatest depth still has a colour.
+    # What lies beyond the greatest depth still has a color.
     clamped = Renderer(scene, 1, (9, 9), ["depth", "rgb"], max_depth=4.0).render(level_pose())
     assert torch.equal(clamped["rgb"], near["rgb"])
 

@@ -22,12 +22,12 @@ from tests.run.test_runs import assert_same
 
 SMALL = dict(num_envs=8, rollout=4, eval_episodes=4, quiet=True, device="cpu", log_every=0.0)
 STEPS = 8 * 4
-Q = dict(batch_size=32, replay_size=800, learning_starts=100, replay_ratio=1.7)
+Q = dict(batch_size=32, buffer_size=800, learning_starts=100, replay_ratio=1.7)
 KINDS = {
-    "ppo": dict(algo="ppo", normalise_observation=True, normalise_reward=True),
+    "ppo": dict(algo="ppo", normalize_obs=True, normalize_reward=True),
     "appo with a core": dict(algo="appo", core="gru", core_size=8),
     "impala": dict(algo="impala"),
-    "dqn": dict(algo="dqn", prioritised=True, **Q),
+    "dqn": dict(algo="dqn", prioritized=True, **Q),
 }
 
 
@@ -175,7 +175,7 @@ def test_lag_is_what_is_allowed_and_told(max_lag):
 
 @pytest.mark.parametrize("schedule", ["lockstep", "alternating", "first-come"])
 def test_players_get_newer_weights_in_the_middle_of_a_rollout(schedule):
-    """The first rollout is learnt from while the second is half made, whose later steps then know of it."""
+    """The first rollout is learned from while the second is half made, whose later steps then know of it."""
     host = dict(schedule=schedule, batch="processes", workers=3, phase=0)
     settings = {**SMALL, "rollout": 20, "total_steps": 40 * 8 * 20, "max_lag": 1, "lr": 0.05, "compile": "off"}
     trainer = AsyncTrainer(make_job("gym:CartPole-v1", algo="appo", world_config=host, **settings))
@@ -199,7 +199,7 @@ def test_players_get_newer_weights_in_the_middle_of_a_rollout(schedule):
         learn()
 
     def log_probs(weights):
-        """Of what was done in the rollout that was learnt from last, by a policy with these weights."""
+        """Of what was done in the rollout that was learned from last, by a policy with these weights."""
         policy.load_state_dict(weights)
         seen, action = (rows.flatten(0, 2) for rows in (rollout.observation[:20], rollout.action))
         with torch.no_grad():
@@ -330,7 +330,7 @@ def test_what_makes_no_sense_exits_2_with_one_sentence(words, answer, tmp_path, 
 
 
 def test_one_actor_learner_is_a2c(tmp_path):
-    settings = dict(**SMALL, total_steps=30 * STEPS, normalise_observation=True)
+    settings = dict(**SMALL, total_steps=30 * STEPS, normalize_obs=True)
     plain = shoal.train("cartpole", algo="a2c", run_dir=tmp_path / "plain", **settings)
     alone = shoal.train("cartpole", algo="a3c", actors=1, run_dir=tmp_path / "alone", **settings)
     assert_same(state_of(plain), state_of(alone))
@@ -341,11 +341,11 @@ def test_actor_learners_have_envs_of_their_own_and_one_set_of_parameters(tmp_pat
     run = shoal.train("cartpole", algo="a3c", actors=4, run_dir=tmp_path / "run", **settings)
     state = state_of(run)
     assert state["world.x"].unique().numel() == 8
-    assert int(state["learner.cart.optimiser.steps"]) == 4 * 30
+    assert int(state["learner.cart.optimizer.steps"]) == 4 * 30
     evaluated = run.evaluate(episodes=6)
     assert evaluated == load_run(run.path, "last").evaluate(episodes=6)
     again = shoal.resume(run.path, total_steps=40 * STEPS)
-    assert int(state_of(again)["learner.cart.optimiser.steps"]) == 4 * 40
+    assert int(state_of(again)["learner.cart.optimizer.steps"]) == 4 * 40
     rows = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     assert max(row.get("train/lag_max", 0.0) for row in rows) >= 1
 
@@ -399,7 +399,7 @@ def test_actor_learners_stand_still_at_once():
 
 
 def test_actor_learners_scale_rewards_alike_and_never_draw_noise_twice():
-    settings = dict(normalise_reward=True)
+    settings = dict(normalize_reward=True)
     with closing(shared_trainer(**settings)) as trainer, closing(shared_trainer(**settings)) as resumed:
         for _ in range(20):
             trainer.iterate()

@@ -36,7 +36,7 @@ def test_list_names_every_world(capsys):
         (["trian", "cartpole"], "did you mean 'train'"),
         (["train", "cartpole", "--algo", "pppo"], "did you mean 'ppo'"),
         (["train", "cartpole", "--num-envs", "0"], "--num-envs must be at least 1, got 0"),
-        (["train", "cartpole", "--minibatches", "3"], "does not divide into 3 mini-batches"),
+        (["train", "cartpole", "--num-minibatches", "3"], "does not divide into 3 mini-batches"),
         (["train", "cartpole", "--device", "tpu"], "There is no device 'tpu'"),
         (["train", "cartpole", "--lr", "-1"], "--lr must be above 0"),
         (["train", "cartpole", "--world.max-steps", "0", "--run-dir", "{tmp}/run"], "max_steps must be at least 1"),

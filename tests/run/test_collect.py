@@ -174,7 +174,7 @@ def test_stacks_equal_a_twin_that_keeps_its_own(stack, steps, wrap, make_twin):
     (rollout,), (policy,) = made.rollouts.values(), made.policies.values()
     rollout.valued = False
     heard, learner = listen(policy), A2C(policy, rollout, A2CConfig())
-    shown, learnt, last, actions, kept = [], [], [], [], []
+    shown, learned, last, actions, kept = [], [], [], [], []
     for _ in range(max(5, 40 // steps)):
         heard.clear()
         made.collect()
@@ -188,14 +188,14 @@ def test_stacks_equal_a_twin_that_keeps_its_own(stack, steps, wrap, make_twin):
         heard.clear()
         learner._values()
         assert torch.equal(heard[0][:-6].view_as(picked), picked.float())
-        learnt.append(picked.unflatten(0, (steps, 6)))
+        learned.append(picked.unflatten(0, (steps, 6)))
         last.append(heard[0][-6:])
         actions.append(rollout.action[:, :, 0].clone())
         kept.append(rollout.final_observation[:, :, 0].clone())
     twin = play_twins([StackTwin(make_twin(i), stack) for i in range(6)], torch.cat(actions).numpy())
     expected = np.concatenate([twin.first[None], twin.observation])
     np.testing.assert_array_equal(torch.stack(shown), expected[:-1])
-    np.testing.assert_array_equal(torch.cat(learnt), expected[:-1])
+    np.testing.assert_array_equal(torch.cat(learned), expected[:-1])
     np.testing.assert_array_equal(torch.stack(last), expected[steps::steps])
     cuts = 0
     for i, slots in enumerate(kept):

@@ -16,7 +16,7 @@ from shoal.training.trainer import Trainer
 
 GRID = dict(world_config=dict(size=4, max_steps=8, random_start=True), num_envs=8, rollout=8, device="cpu", hidden=(8,))
 SQUARE = dict(
-    world_config=dict(taggers=3, runners=6, size=4.0, max_steps=10, tag_distance=0.1, neighbours=3),
+    world_config=dict(taggers=3, runners=6, size=4.0, max_steps=10, tag_distance=0.1, neighbors=3),
     num_envs=8,
     rollout=8,
     hidden=(8,),
@@ -59,13 +59,13 @@ def test_one_policy_walks_as_two_copies_of_it_would():
 
 
 def test_groups_have_settings_of_their_own():
-    made = job(per_group=("runner.lr=5e-3", "runner.hidden=4,6", "tagger.normalise-observation=true"), lr=1e-3)
+    made = job(per_group=("runner.lr=5e-3", "runner.hidden=4,6", "tagger.normalize-obs=true"), lr=1e-3)
     trainer = Trainer(made)
     assert trainer.learners["runner"].config.lr == 5e-3
     assert trainer.learners["tagger"].config.lr == 1e-3
     assert [layer.out_features for layer in trainer.policies["runner"].policy_torso.layers[::2]] == [4, 6]
-    assert trainer.policies["tagger"].normalise
-    assert not trainer.policies["runner"].normalise
+    assert trainer.policies["tagger"].normalize
+    assert not trainer.policies["runner"].normalize
 
 
 def test_a_flag_for_all_groups_beats_a_world_s_setting_for_one():
@@ -156,7 +156,9 @@ def test_a_tagged_runner_never_appears_in_a_loss_again(algo):
     """
     weights = {}
     for spoil in ("nothing", "out", "in"):
-        trainer = Trainer(job(algo=algo, rollout=10, minibatches=4) if algo == "ppo" else job(algo=algo, rollout=10))
+        trainer = Trainer(
+            job(algo=algo, rollout=10, num_minibatches=4) if algo == "ppo" else job(algo=algo, rollout=10)
+        )
         trainer.iterate()
         trainer.collect()
         rollout = trainer.collector.rollouts["runner"]
@@ -169,7 +171,7 @@ def test_a_tagged_runner_never_appears_in_a_loss_again(algo):
             rollout.log_prob[rows] = -3.0
             rollout.reward[rows] = 100.0
         trainer.learn()
-        weights[spoil] = trainer.learners["runner"].optimiser.flat.clone()
+        weights[spoil] = trainer.learners["runner"].optimizer.flat.clone()
     assert torch.equal(weights["nothing"], weights["out"])
     assert not torch.equal(weights["nothing"], weights["in"])
 
@@ -186,14 +188,14 @@ def test_rewards_of_agents_that_are_out_are_zero_and_unseen_by_statistics():
 @pytest.mark.parametrize("algo", ["a2c", "ppo"])
 def test_updates_in_passes_equal_an_update_at_once(world, algo):
     weights = []
-    for pass_size in (None, 40):
-        changes = dict(algo=algo, num_envs=4, rollout=10, pass_size=pass_size, hidden=(8,), device="cpu")
+    for micro_batch_size in (None, 40):
+        changes = dict(algo=algo, num_envs=4, rollout=10, micro_batch_size=micro_batch_size, hidden=(8,), device="cpu")
         if algo == "ppo":
-            changes["minibatches"] = 2
+            changes["num_minibatches"] = 2
         made = make_job(world, total_steps=1e6, **changes) if world == "pandemic" else job(world, **changes)
         trainer = Trainer(made)
         trainer.iterate()
-        weights.append(torch.cat([learner.optimiser.flat for learner in trainer.learners.values()]))
+        weights.append(torch.cat([learner.optimizer.flat for learner in trainer.learners.values()]))
     torch.testing.assert_close(weights[0], weights[1], rtol=2e-4, atol=2e-6)
 
 
@@ -202,7 +204,7 @@ def test_updates_in_passes_equal_an_update_at_once(world, algo):
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 def test_memory_is_told_beforehand(world, algo, kind):
     """What is counted without allocating is what a trainer then holds, to two per cent."""
-    made = make_job(world, algo=algo, num_envs=64, rollout=16, total_steps=1e6, device="cpu", observation_type=kind)
+    made = make_job(world, algo=algo, num_envs=64, rollout=16, total_steps=1e6, device="cpu", obs_dtype=kind)
     told = estimate(made)
     trainer = Trainer(made)
     held = trainer.collector.nbytes + sum(learner.nbytes for learner in trainer.learners.values())
@@ -225,13 +227,13 @@ def test_memory_of_what_is_carried_is_told_to_the_byte(algo, changes):
 
 def test_the_most_envs_that_fit(monkeypatch):
     monkeypatch.setattr("shoal.training.memory_estimate.free_memory", lambda device: 10**9)
-    made = job(num_envs="auto", minibatches=3, algo="ppo", total_steps=1e12)
+    made = job(num_envs="auto", num_minibatches=3, algo="ppo", total_steps=1e12)
     told = estimate(made, 10**9)
     assert made.train.num_envs % 3 == 0
     assert 0.9 * told.fits <= made.train.num_envs <= told.fits
-    full = job(num_envs="auto", minibatches=3, algo="ppo", total_steps=1e12, rollout=32).train.steps_per_iteration
+    full = job(num_envs="auto", num_minibatches=3, algo="ppo", total_steps=1e12, rollout=32).train.steps_per_iteration
     for total_steps in (10, 20_000, 100_000, full - 1, full, full + 1, 3 * full + 5, 1e12):
-        few = job(num_envs="auto", minibatches=3, algo="ppo", total_steps=total_steps, rollout=32).train
+        few = job(num_envs="auto", num_minibatches=3, algo="ppo", total_steps=total_steps, rollout=32).train
         assert few.num_envs % 3 == 0
         assert few.steps_per_iteration <= full
         assert few.iterations == -(-total_steps // full)  # no more than with all envs that fit
@@ -243,7 +245,7 @@ def test_the_most_envs_that_fit(monkeypatch):
 
 def test_a_planner_chooses_at_its_own_pace():
     """Between its choices the planner's last action stands, in the world and for the learner."""
-    made = make_job("pandemic", num_envs=2, rollout=40, total_steps=1e6, device="cpu", hidden=(8,), minibatches=1)
+    made = make_job("pandemic", num_envs=2, rollout=40, total_steps=1e6, device="cpu", hidden=(8,), num_minibatches=1)
     made = replace(made, world_config=replace(made.world_config, planner_days=15))
     trainer = Trainer(made)
     trainer.iterate()

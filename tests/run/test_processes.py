@@ -105,7 +105,7 @@ def trained(processes: Processes, world: str, settings: dict, iterations: int, s
     metrics = trainer.read_metrics()
     state = processes.gather(trainer.state_dict(), trainer.env_axes())
     own = [
-        optimiser.flat.numpy().copy() for made in trainer.learners.values() for optimiser in made.optimisers.values()
+        optimizer.flat.numpy().copy() for made in trainer.learners.values() for optimizer in made.optimizers.values()
     ]
     trainer.world.close()
     return plain(state), own, metrics
@@ -115,11 +115,11 @@ def passes(processes: Processes) -> int:
     """Samples per pass of a heavy network, where the second process has twice as many cores as the first."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(policy_gradient, "cpu_threads", lambda: 1 + processes.rank)
-        settings = SMALL | dict(hidden=(2048, 2048), normalise_observation=True, minibatches=2, epochs=1, compile="off")
+        settings = SMALL | dict(hidden=(2048, 2048), normalize_obs=True, num_minibatches=2, epochs=1, compile="off")
         trainer = Trainer(make_job("cartpole", **settings, total_steps=10 * STEPS), processes)
         trainer.iterate()
         trainer.close()
-        return trainer.learners["cart"].pass_size
+        return trainer.learners["cart"].micro_batch_size
 
 
 def test_processes_with_unequal_cores_work_in_equal_passes(pair):
@@ -135,20 +135,20 @@ def assert_close(one: dict, other: dict, tolerance: float = 2e-5) -> None:
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, msg=lambda m, name=name: f"{name}: {m}")
 
 
-NORMALISED = dict(normalise_observation=True, normalise_reward=True)
-Q = dict(batch_size=32, replay_size=2048, learning_starts=256, replay_ratio=2.0, target_period=5)
+NORMALIZED = dict(normalize_obs=True, normalize_reward=True)
+Q = dict(batch_size=32, buffer_size=2048, learning_starts=256, replay_ratio=2.0, target_update_interval=5)
 
 CASES = {
-    "a2c": ("pendulum", dict(SMALL, algo="a2c", **NORMALISED)),
+    "a2c": ("pendulum", dict(SMALL, algo="a2c", **NORMALIZED)),
     "a2c, agents that leave": ("tag-grid", dict(SMALL, algo="a2c", world_config=dict(max_steps=20))),
-    "ppo": ("cartpole", dict(SMALL, minibatches=1, epochs=3, target_kl=0.5, **NORMALISED)),
-    "ppo, agents that leave, in passes": ("tag-grid", dict(SMALL, minibatches=1, epochs=2, pass_size=37)),
-    "ppo, a core": ("cartpole", dict(SMALL, minibatches=1, epochs=2, core="gru", core_size=8)),
-    "dqn": ("cartpole", dict(SMALL, algo="dqn", n_step=2, epsilon_spread=3.0, normalise_observation=True, **Q)),
-    "dqn, agents that leave": ("tag-grid", dict(SMALL, algo="dqn", **{**Q, "replay_size": 20_000})),
+    "ppo": ("cartpole", dict(SMALL, num_minibatches=1, epochs=3, target_kl=0.5, **NORMALIZED)),
+    "ppo, agents that leave, in passes": ("tag-grid", dict(SMALL, num_minibatches=1, epochs=2, micro_batch_size=37)),
+    "ppo, a core": ("cartpole", dict(SMALL, num_minibatches=1, epochs=2, core="gru", core_size=8)),
+    "dqn": ("cartpole", dict(SMALL, algo="dqn", n_step=2, apex_alpha=3.0, normalize_obs=True, **Q)),
+    "dqn, agents that leave": ("tag-grid", dict(SMALL, algo="dqn", **{**Q, "buffer_size": 20_000})),
     "sac": (
         "pendulum",
-        dict(SMALL, algo="sac", batch_size=32, replay_size=2048, learning_starts=256, replay_ratio=2.0),
+        dict(SMALL, algo="sac", batch_size=32, buffer_size=2048, learning_starts=256, replay_ratio=2.0),
     ),
 }
 
@@ -184,7 +184,7 @@ def test_a_state_can_be_shared_out_and_joined_at_will(pair, case):
 
 
 def shuffled(processes: Processes) -> list:
-    trainer = Trainer(make_job("cartpole", **SMALL, minibatches=4, total_steps=STEPS), processes)
+    trainer = Trainer(make_job("cartpole", **SMALL, num_minibatches=4, total_steps=STEPS), processes)
     trainer.iterate()
     return trainer.learners["cart"].order.tolist()
 
@@ -197,14 +197,14 @@ def test_each_process_shuffles_its_own_samples(pair):
 
 def toured(processes: Processes) -> tuple:
     """Navigation: the scenes of this process, the parameters here, and metrics."""
-    settings = dict(num_envs=8, rollout=8, minibatches=2, total_steps=640, device="cpu", compile="off")
+    settings = dict(num_envs=8, rollout=8, num_minibatches=2, total_steps=640, device="cpu", compile="off")
     config = dict(scenes="cabin:0-39", resident=2, swap=0, stagger=False, max_steps=6)
     trainer = Trainer(make_job("pointnav", world_config=config, **settings), processes)
     for _ in range(3):
         trainer.iterate()
     metrics = trainer.read_metrics()
     scenes = set(trainer.world.scenes_of_envs())
-    flat = torch.cat([optimiser.flat for optimiser in trainer.learners["agent"].optimisers.values()])
+    flat = torch.cat([optimizer.flat for optimizer in trainer.learners["agent"].optimizers.values()])
     trainer.close()
     return scenes, flat.numpy().copy(), metrics
 
@@ -230,7 +230,7 @@ def raced(processes: Processes, share: float, settings: dict) -> tuple:
         trainer.iterate()
         made.append(float(trainer.collector.rollouts["agent"].alive[:-1].float().mean()))
     told = trainer.read_metrics().get("time/made")
-    flat = torch.cat([optimiser.flat for optimiser in trainer.learners["agent"].optimisers.values()])
+    flat = torch.cat([optimizer.flat for optimizer in trainer.learners["agent"].optimizers.values()])
     trainer.close()
     return made, told, flat.numpy().copy()
 
@@ -239,7 +239,7 @@ def raced(processes: Processes, share: float, settings: dict) -> tuple:
 def test_nobody_waits_for_a_straggler(pair, algo):
     """The second process is slow: its rollouts end when the first has finished, and both learn from all there is."""
     settings = dict(num_envs=8, rollout=32, device="cpu", hidden=(16,), total_steps=1024, algo=algo)
-    settings |= dict(Q) if algo == "dqn" else dict(minibatches=2, epochs=2)
+    settings |= dict(Q) if algo == "dqn" else dict(num_minibatches=2, epochs=2)
     settings["world_config"] = dict(batch="serial", phase=0, schedule="lockstep")
     (all_made, told, first), (some_made, also_told, second) = pair.run(raced, 0.5, settings)
     assert all(max(both) == 1.0 for both in zip(all_made, some_made, strict=True))
@@ -349,7 +349,7 @@ def test_place_in_a_slurm_job(monkeypatch):
     [
         (dict(processes=3), "multiple of 3"),
         (dict(processes=0), "processes must be at least 1"),
-        (dict(processes=2, num_envs=2, rollout=3, minibatches=2), "Each of 2 processes has 3 samples"),
+        (dict(processes=2, num_envs=2, rollout=3, num_minibatches=2), "Each of 2 processes has 3 samples"),
         (dict(processes=2, algo="dqn", batch_size=33), "batch-size that is a multiple of 2"),
         (dict(gpus=2), "torch sees 0 GPU"),
         (dict(processes=2, num_envs="auto"), "single process"),
@@ -363,7 +363,7 @@ def test_what_cannot_be_shared_out_is_refused(settings, answer):
 
 # --- whole runs ---------------------------------------------------------------------------------------------------
 
-RUN = dict(SMALL, minibatches=1, epochs=2, anneal="none", checkpoint_every=2 * STEPS)
+RUN = dict(SMALL, num_minibatches=1, epochs=2, anneal="none", checkpoint_every=2 * STEPS)
 
 
 def flags(settings: dict) -> list[str]:

@@ -17,9 +17,9 @@ from shoal.training.trainer import Trainer
 from tests.run.test_runs import assert_same
 
 SMALL = dict(num_envs=8, rollout=4, eval_episodes=4, quiet=True, device="cpu", log_every=0.0)
-SMALL_Q = dict(batch_size=32, replay_size=800, learning_starts=100, replay_ratio=1.7)
+SMALL_Q = dict(batch_size=32, buffer_size=800, learning_starts=100, replay_ratio=1.7)
 STEPS = 8 * 4
-EVERYTHING = dict(double=True, dueling=True, prioritised=True, atoms=11, v_min=0.0, v_max=100.0, noisy=True, n_step=3)
+EVERYTHING = dict(double=True, dueling=True, prioritized=True, atoms=11, v_min=0.0, v_max=100.0, noisy=True, n_step=3)
 
 
 def state_of(run):
@@ -55,12 +55,12 @@ def test_tuned_settings_solve(world, algo, score, seed, tmp_path):
 
 @pytest.mark.parametrize(
     "options",
-    [dict(algo="dqn", normalise_observation=True), dict(algo="rainbow", **EVERYTHING), dict(algo="dqn", quantiles=5)],
+    [dict(algo="dqn", normalize_obs=True), dict(algo="rainbow", **EVERYTHING), dict(algo="dqn", quantiles=5)],
     ids=["dqn", "rainbow", "quantiles"],
 )
 def test_resumed_run_equals_an_uninterrupted_one(tmp_path, options):
     """Cut after 20 of 41 iterations, past the end of the replay; nothing depends on the length of the run."""
-    fixed = dict(epsilon=0.3, epsilon_end=0.3, priority_beta=1.0, anneal="none", frame_stack=2, time_limit=9)
+    fixed = dict(epsilon=0.3, exploration_final_eps=0.3, priority_beta=1.0, anneal="none", frame_stack=2, time_limit=9)
     settings = {**SMALL, **SMALL_Q, **fixed, **options}
     whole = shoal.train("cartpole", total_steps=41 * STEPS, run_dir=tmp_path / "whole", **settings)
     shoal.train("cartpole", total_steps=20 * STEPS, run_dir=tmp_path / "cut", **settings)
@@ -69,7 +69,7 @@ def test_resumed_run_equals_an_uninterrupted_one(tmp_path, options):
     assert load_run(whole.path, "last").evaluate(episodes=6) == whole.evaluate(episodes=6)
 
 
-@pytest.mark.parametrize("options", [dict(algo="td3"), dict(algo="sac", prioritised=True, normalise_observation=True)])
+@pytest.mark.parametrize("options", [dict(algo="td3"), dict(algo="sac", prioritized=True, normalize_obs=True)])
 def test_resumed_run_of_real_actions_equals_an_uninterrupted_one(tmp_path, options):
     settings = {**SMALL, **SMALL_Q, "priority_beta": 1.0, "time_limit": 9, "hidden": (16,), **options}
     whole = shoal.train("pendulum", total_steps=41 * STEPS, run_dir=tmp_path / "whole", **settings)
@@ -93,19 +93,19 @@ def test_the_replay_ratio_is_kept_and_told(tmp_path):
 def test_each_group_learns_with_a_replay_of_its_own():
     made = make_job("tag-grid", algo="dqn", one_policy=False, total_steps=1e6, **{**SMALL, **SMALL_Q})
     trainer = Trainer(made)
-    before = {name: learner.optimiser.flat.clone() for name, learner in trainer.learners.items()}
+    before = {name: learner.optimizer.flat.clone() for name, learner in trainer.learners.items()}
     for _ in range(8):
         trainer.iterate()
     assert list(trainer.learners) == ["tagger", "runner"]
     for name, learner in trainer.learners.items():
-        assert not torch.equal(before[name], learner.optimiser.flat)
+        assert not torch.equal(before[name], learner.optimizer.flat)
         made = 8 * learner.rollout.samples - learner.start
         assert int(learner.updates) == max(0, int(1.7 * made / 32))
 
 
 def test_agents_explore_as_their_envs_are_told_to():
     """At 0 and 1 by env: those of the first half repeat the best choice, the others choose anything."""
-    settings = {**SMALL, **SMALL_Q, "num_envs": 400, "replay_size": 8000}
+    settings = {**SMALL, **SMALL_Q, "num_envs": 400, "buffer_size": 8000}
     trainer = Trainer(make_job("cartpole", algo="dqn", total_steps=1e6, **settings))
     rollout, policy = trainer.collector.rollouts["cart"], trainer.policies["cart"]
     rollout.epsilon[:200] = 0.0
@@ -117,9 +117,9 @@ def test_agents_explore_as_their_envs_are_told_to():
     assert float(same[:, 200:].mean()) == pytest.approx(0.5, abs=0.05)
 
 
-@pytest.mark.parametrize("options", [{}, dict(prioritised=True, frame_stack=3)])
+@pytest.mark.parametrize("options", [{}, dict(prioritized=True, frame_stack=3)])
 def test_memory_is_told_beforehand(options):
-    made = make_job("cartpole", algo="dqn", total_steps=1e6, **{**SMALL, **SMALL_Q, "replay_size": 64_000, **options})
+    made = make_job("cartpole", algo="dqn", total_steps=1e6, **{**SMALL, **SMALL_Q, "buffer_size": 64_000, **options})
     told, trainer = estimate(made), Trainer(made)
     assert told.rollout == pytest.approx(trainer.collector.nbytes / 8, rel=0.02)
     assert told.replay == pytest.approx(trainer.learners["cart"].replay.nbytes, rel=0.05)
@@ -140,7 +140,7 @@ def test_memory_is_told_beforehand(options):
             "'cart' acts by Discrete; use --algo a2c, a3c, appo, dqn, impala, ppo, r2d2 or rainbow.",
         ),
         (["pendulum", "--algo", "td3", "--core", "gru"], "no use for a core"),
-        (["cartpole", "--algo", "dqn", "--replay-size", "200", "--n-step", "9"], "is too short"),
+        (["cartpole", "--algo", "dqn", "--buffer-size", "200", "--n-step", "9"], "is too short"),
         (["cartpole", "--algo", "rainbow", "--quantiles", "20"], "not both"),
         (["cartpole", "--algo", "dqm"], "did you mean 'dqn'"),
     ],

@@ -16,7 +16,7 @@ from tests.run.test_q_learning import state_of
 from tests.run.test_runs import assert_same
 
 SMALL = dict(num_envs=8, rollout=4, eval_episodes=4, quiet=True, device="cpu", log_every=0.0, hidden=(8,), core_size=6)
-SMALL_Q = dict(batch_size=32, replay_size=1600, learning_starts=100, replay_ratio=1.7, burn_in=4, sequence=8)
+SMALL_Q = dict(batch_size=32, buffer_size=1600, learning_starts=100, replay_ratio=1.7, burn_in=4, sequence=8)
 STEPS = 8 * 4
 
 
@@ -24,8 +24,10 @@ STEPS = 8 * 4
 def test_who_remembers_can_answer(core, seed):
     """The cue is shown in the first of five steps; without a core one can but guess, which pays 1/3."""
     settings = dict(num_envs=128, rollout=10, total_steps=20 * 1280, hidden=(16,), core=core, core_size=24, n_step=2)
-    settings.update(burn_in=10, sequence=10, batch_size=960, replay_size=20_000, learning_starts=2000, replay_ratio=6.0)
-    job = make_job(RECALL, algo="r2d2", device="cpu", seed=seed, lr=1e-2, target_period=15, gamma=0.9, **settings)
+    settings.update(burn_in=10, sequence=10, batch_size=960, buffer_size=20_000, learning_starts=2000, replay_ratio=6.0)
+    job = make_job(
+        RECALL, algo="r2d2", device="cpu", seed=seed, lr=1e-2, target_update_interval=15, gamma=0.9, **settings
+    )
     trainer = Trainer(job)
     while not trainer.done:
         trainer.iterate()
@@ -36,8 +38,8 @@ def test_who_remembers_can_answer(core, seed):
     "options",
     [
         dict(algo="r2d2", n_step=3, frame_stack=2),
-        dict(algo="dqn", core="gru", core_layers=2, normalise_observation=True, burn_in=0),
-        dict(algo="rainbow", core="lstm", atoms=11, v_max=100.0, epsilon=0.3, epsilon_end=0.3),
+        dict(algo="dqn", core="gru", core_layers=2, normalize_obs=True, burn_in=0),
+        dict(algo="rainbow", core="lstm", atoms=11, v_max=100.0, epsilon=0.3, exploration_final_eps=0.3),
     ],
     ids=["r2d2", "dqn", "rainbow"],
 )
@@ -49,7 +51,7 @@ def test_resumed_run_equals_an_uninterrupted_one(tmp_path, options):
         "anneal": "none",
         "priority_beta": 1.0,
         "epsilon": 0.4,
-        "epsilon_end": 0.4,
+        "exploration_final_eps": 0.4,
         "time_limit": 9,
         **options,
     }
@@ -71,13 +73,13 @@ def test_the_replay_ratio_stays_exact():
         trainer.iterate()
     assert int(learner.updates) == int(1.7 * (60 * STEPS - learner.start) / 32)
     assert learner.read_metrics()["replay_ratio"] == pytest.approx(1.7, rel=0.02)
-    assert learner.optimiser.bad_steps == 0
+    assert learner.optimizer.bad_steps == 0
 
 
 def test_one_group_of_two_may_remember():
     settings = {**SMALL, **SMALL_Q, "per_group": ("runner.core=lstm", "runner.burn_in=8")}
     trainer = Trainer(make_job("tag-grid", algo="dqn", one_policy=False, total_steps=1e6, **settings))
-    before = {name: learner.optimiser.flat.clone() for name, learner in trainer.learners.items()}
+    before = {name: learner.optimizer.flat.clone() for name, learner in trainer.learners.items()}
     for _ in range(12):
         trainer.iterate()
     learners = trainer.learners
@@ -85,8 +87,8 @@ def test_one_group_of_two_may_remember():
         tagger=(0, 0), runner=(8, 8)
     )
     for name, learner in learners.items():
-        assert not torch.equal(before[name], learner.optimiser.flat)
-        assert int(learner.optimiser.bad_steps) == 0
+        assert not torch.equal(before[name], learner.optimizer.flat)
+        assert int(learner.optimizer.bad_steps) == 0
 
 
 def test_a_policy_that_remembers_is_loaded_with_its_core(tmp_path):
@@ -102,21 +104,21 @@ def test_a_policy_that_remembers_is_loaded_with_its_core(tmp_path):
     assert own.head.dueling
 
 
-@pytest.mark.parametrize("options", [{}, dict(prioritised=False, frame_stack=3, core="gru")])
+@pytest.mark.parametrize("options", [{}, dict(prioritized=False, frame_stack=3, core="gru")])
 def test_memory_is_told_beforehand(options):
-    settings = {**SMALL, **SMALL_Q, "replay_size": 64_000, **options}
+    settings = {**SMALL, **SMALL_Q, "buffer_size": 64_000, **options}
     made = make_job("cartpole", algo="r2d2", total_steps=1e6, **settings)
     told, trainer = estimate(made), Trainer(made)
     (learner,) = trainer.learners.values()
     assert told.rollout == pytest.approx(trainer.collector.nbytes / 8, rel=0.02)
     assert told.replay == pytest.approx(learner.replay.nbytes, rel=0.05)
-    without = Replay.bytes_per_step(learner.rollout, learner.config.prioritised, sequences=False)
+    without = Replay.bytes_per_step(learner.rollout, learner.config.prioritized, sequences=False)
     assert told.replay != pytest.approx(without * 8000, rel=0.05)
 
 
 def test_all_ends_of_a_sequence_have_their_final_observations():
     """Where a time limit is known, a sequence comes with as many of them as it can have."""
-    settings = {**SMALL, **SMALL_Q, "time_limit": 3, "prioritised": False}
+    settings = {**SMALL, **SMALL_Q, "time_limit": 3, "prioritized": False}
     trainer = Trainer(make_job("cartpole", algo="r2d2", total_steps=1e6, **settings))
     for _ in range(20):
         trainer.iterate()
@@ -145,7 +147,7 @@ def test_defaults_of_the_learner_stand_between_the_world_s():
         (["--algo", "r2d2", "--rollout", "32"], "use --burn-in 32 --sequence 64"),
         (["--algo", "r2d2", "--batch-size", "300"], "use --batch-size 320"),
         (["--algo", "r2d2", "--atoms", "51"], "--rescale is for Q-values that are plain numbers"),
-        (["--algo", "r2d2", "--replay-size", "8000"], "sequences of 120 rows"),
+        (["--algo", "r2d2", "--buffer-size", "8000"], "sequences of 120 rows"),
         (["--algo", "dqn", "--core", "lstm", "--rollout", "24"], "use --burn-in 24 --sequence 72"),
     ],
 )

@@ -58,7 +58,7 @@ def test_metrics_carry_the_usual_names(run):
 @pytest.mark.parametrize("algo", ["ppo", "a2c"])
 def test_resumed_run_equals_an_uninterrupted_one(tmp_path, algo):
     """Cut after 4 of 9 iterations by a smaller total; the schedule of the learning rate is the same in both."""
-    settings = dict(SMALL, algo=algo, normalise_observation=True, normalise_reward=True, anneal="none")
+    settings = dict(SMALL, algo=algo, normalize_obs=True, normalize_reward=True, anneal="none")
     whole = shoal.train("pendulum", total_steps=9 * STEPS, run_dir=tmp_path / "whole", **settings)
     shoal.train("pendulum", total_steps=4 * STEPS, run_dir=tmp_path / "cut", **settings)
     resumed = shoal.resume(tmp_path / "cut", total_steps=9 * STEPS)
@@ -86,7 +86,7 @@ def test_seed_changes_the_numbers():
     for seed in (1, 2):
         trainer = Trainer(make_job("cartpole", seed=seed, total_steps=STEPS, **SMALL))
         trainer.iterate()
-        weights.append(trainer.learners["cart"].optimiser.flat.clone())
+        weights.append(trainer.learners["cart"].optimizer.flat.clone())
     assert not torch.equal(*weights)
 
 
@@ -189,7 +189,7 @@ def test_bad_settings_from_python_are_named(settings, answer, tmp_path):
 
 
 SMALLEST = dict(num_envs=8, rollout=8, total_steps=256, hidden=(8,), device="cpu", asynchronous=False)
-REPLAY = dict(replay_size=512, batch_size=16, learning_starts=32, replay_ratio=0.5)
+REPLAY = dict(buffer_size=512, batch_size=16, learning_starts=32, replay_ratio=0.5)
 EDGES = {float: (1e308, 1e30, 1e-320, -1e30), int: (2**31, 2**62)}
 ENDLESS = ("replay_ratio",)
 """Nothing overflows, but a rollout has updates without end."""

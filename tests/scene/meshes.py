@@ -12,7 +12,7 @@ from shoal.scene.scene import Scene
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0, 255), (0, 255, 0, 255), (0, 0, 255, 255), (255, 255, 255, 255)
 FOUR = np.array([[RED, GREEN], [BLUE, WHITE]], np.uint8)
-"""A picture of four colours: red at the top left, green at the top right, blue at the bottom left."""
+"""A picture of four colors: red at the top left, green at the top right, blue at the bottom left."""
 
 SQUARE = np.array([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]], np.float32)
 FACES = np.array([[0, 1, 2], [0, 2, 3]], np.uint16)
@@ -98,16 +98,16 @@ def square_glb(material: dict | None = None, **attributes) -> Gltf:
 
 
 def seen(scene: Scene, triangle: int, weights=(1 / 3, 1 / 3, 1 / 3)) -> np.ndarray:
-    """The colour 0 to 255 of a point of a triangle: material times texture (nearest) times the corners' colours."""
+    """The color 0 to 255 of a point of a triangle: material times texture (nearest) times the corners' colors."""
     weights = np.asarray(weights)
     material = scene.materials[scene.material[triangle]]
-    colour = np.array(material.colour) * (weights @ scene.colours[triangle]) / 255
+    color = np.array(material.color) * (weights @ scene.colors[triangle]) / 255
     if material.texture >= 0:
         texture = scene.textures[material.texture]
         height, width = texture.shape[:2]
         u, v = np.mod(weights @ scene.uv[triangle], 1.0)
-        colour = colour * texture[int((1 - v) * height) % height, int(u * width) % width] / 255
-    return colour * 255
+        color = color * texture[int((1 - v) * height) % height, int(u * width) % width] / 255
+    return color * 255
 
 
 def corner_points(scene: Scene) -> np.ndarray:

@@ -11,7 +11,7 @@ def make_scene(corners: np.ndarray, name: str = "test", **parts) -> Scene:
     count = len(corners)
     given = dict(
         uv=np.tile(np.array([[0, 0], [1, 0], [0, 1]], np.float32), (count, 1, 1)),
-        colours=np.full((count, 3, 4), 255, np.uint8),
+        colors=np.full((count, 3, 4), 255, np.uint8),
         material=np.zeros(count, np.int32),
         semantic=np.zeros(count, np.int32),
         instance=np.arange(1, count + 1, dtype=np.int32),

@@ -347,7 +347,7 @@ def test_missing_textures_are_a_warning_or_strictly_an_error(tmp_path, ending, r
     assert scene.missing == (reference,)
     assert scene.materials[scene.material[0]].texture == -1
     if ending == "obj":
-        assert scene.materials[0].colour == (0, 1, 0, 1)
+        assert scene.materials[0].color == (0, 1, 0, 1)
     refused(path, f"a.{ending}: its texture", reference[:50], strict=True)
 
 

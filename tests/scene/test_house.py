@@ -1,4 +1,4 @@
-"""Procedural houses and cabins: the same for the same seed, closed, labelled, and every room can be reached."""
+"""Procedural houses and cabins: the same for the same seed, closed, labeled, and every room can be reached."""
 
 import hashlib
 import subprocess
@@ -34,7 +34,7 @@ def digest(scene: Scene) -> str:
         scene.vertices,
         scene.triangles,
         scene.uv,
-        scene.colours,
+        scene.colors,
         scene.material,
         scene.semantic,
         scene.instance,
@@ -109,7 +109,7 @@ def reached_from(free: np.ndarray, start: tuple[int, int]) -> np.ndarray:
 
 
 def reach_by_room(points: np.ndarray, plan: Plan) -> list[tuple[str, float, float]]:
-    """Name, square metres free, and the share of them that can be reached from the first door."""
+    """Name, square meters free, and the share of them that can be reached from the first door."""
     free = passable(occupied(points, plan))
     numbers = room_numbers(plan, free.shape)
     door = plan.doors[0]
@@ -215,7 +215,7 @@ def test_train_and_test_are_apart():
     assert not is_test(HOUSES)
 
 
-def test_scenes_are_sound_and_labelled(coarse, usual, cabins):
+def test_scenes_are_sound_and_labeled(coarse, usual, cabins):
     for scene, plan in (*coarse, *usual, *cabins):
         check_scene(scene)
         assert scene.labels == LABELS
@@ -294,7 +294,7 @@ def test_every_room_can_be_reached(coarse, usual, points):
     for (scene, plan), solid in zip((*coarse, *usual), points, strict=True):
         report = reach_by_room(solid, plan)
         for name, free, share in report:
-            assert free > 0.5, f"{scene.name}: {name} has {free:.2f} square metres to stand on"
+            assert free > 0.5, f"{scene.name}: {name} has {free:.2f} square meters to stand on"
             # A nook may be cut off, such as the inside of a shower.
             assert share > 0.7, f"{scene.name}: only {share:.0%} of {name} can be reached"
         total = sum(free for _, free, _ in report)

@@ -86,7 +86,7 @@ def test_the_same_triangles_as_trimesh(tmp_path):
         np.testing.assert_allclose(corner_points(scene), np.unique(rows, axis=0), atol=2e-4)
 
 
-# --- Textures and colours --------------------------------------------------------------------------------------------
+# --- Textures and colors --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG"])
@@ -102,8 +102,8 @@ def test_gltf_pictures_stand_upright(tmp_path, form, where):
     if where == "inside":
         path = file.save(tmp_path / "a.glb")
     else:
-        (tmp_path / "four colours.bin").write_bytes(data)
-        uri = "four%20colours.bin" if where == "beside" else "data:image/x;base64," + base64.b64encode(data).decode()
+        (tmp_path / "four colors.bin").write_bytes(data)
+        uri = "four%20colors.bin" if where == "beside" else "data:image/x;base64," + base64.b64encode(data).decode()
         file.tree["images"] = [{"uri": uri}]
         path = file.save_apart(tmp_path / "a.gltf")
     scene = load_scene(path)
@@ -129,20 +129,20 @@ def test_the_same_uv_as_trimesh(tmp_path):
         np.testing.assert_array_equal(scene.textures[0], FOUR)
 
 
-def test_gltf_colours_are_linear_and_shown_as_srgb(tmp_path):
+def test_gltf_colors_are_linear_and_shown_as_srgb(tmp_path):
     half = 0.21404114  # sRGB 0.5
     file = Gltf()
-    colours = file.accessor(np.array([[half, 1, 0, 1]] * 4, np.float32))
+    colors = file.accessor(np.array([[half, 1, 0, 1]] * 4, np.float32))
     bytes_ = file.accessor(np.array([[255, 0, 128]] * 4, np.uint8), normalized=True)
-    file.mesh(material={"name": "paint", "pbrMetallicRoughness": {"baseColorFactor": [half, 1, 0, 1]}}, COLOR_0=colours)
+    file.mesh(material={"name": "paint", "pbrMetallicRoughness": {"baseColorFactor": [half, 1, 0, 1]}}, COLOR_0=colors)
     file.mesh(COLOR_0=bytes_)
     file.tree["nodes"] = [{"mesh": 0}, {"mesh": 1}]
     file.tree["scenes"] = [{"nodes": [0, 1]}]
     scene = load_scene(file.save(tmp_path / "a.glb"))
-    np.testing.assert_allclose(scene.materials[0].colour, [0.5, 1, 0, 1], atol=1e-6)
+    np.testing.assert_allclose(scene.materials[0].color, [0.5, 1, 0, 1], atol=1e-6)
     assert scene.materials[0].name == "paint"
-    assert scene.colours[0, 0].tolist() == [128, 255, 0, 255]
-    assert scene.colours[2, 0].tolist() == [255, 0, 188, 255]
+    assert scene.colors[0, 0].tolist() == [128, 255, 0, 255]
+    assert scene.colors[2, 0].tolist() == [255, 0, 188, 255]
 
 
 @pytest.mark.parametrize(
@@ -170,11 +170,11 @@ def test_gltf_cut_outs(tmp_path, mode, alpha, cutoff):
     assert scene.textures[0][0, 0, 3] == alpha
 
 
-def test_gltf_blending_by_colour_alone(tmp_path):
+def test_gltf_blending_by_color_alone(tmp_path):
     glass = square_glb({"alphaMode": "BLEND", "pbrMetallicRoughness": {"baseColorFactor": [1, 1, 1, 0.3]}})
     scene = load_scene(glass.save(tmp_path / "a.glb"))
     assert scene.materials[0].cutoff == 0.5
-    assert scene.materials[0].colour[3] == 0.3
+    assert scene.materials[0].color[3] == 0.3
     file = Gltf()
     faint = file.accessor(np.array([[1, 1, 1, 0.2]] * 4, np.float32))
     file.mesh(material={"alphaMode": "BLEND"}, COLOR_0=faint)
@@ -218,7 +218,7 @@ def test_pictures_of_other_kinds(tmp_path):
 def test_older_gloss_materials(tmp_path):
     gloss = {"diffuseFactor": [1, 0, 0, 1]}
     file = square_glb({"extensions": {"KHR_materials_pbrSpecularGlossiness": gloss}})
-    assert load_scene(file.save(tmp_path / "a.glb")).materials[0].colour == (1, 0, 0, 1)
+    assert load_scene(file.save(tmp_path / "a.glb")).materials[0].color == (1, 0, 0, 1)
 
 
 # --- glTF's ways to write numbers ------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ def test_points_and_lines_are_left_out_with_a_note(tmp_path):
     assert "points or lines" in scene.notes[0]
 
 
-def test_strided_sparse_and_normalised_accessors(tmp_path):
+def test_strided_sparse_and_normalized_accessors(tmp_path):
     file = Gltf()
     rows = np.zeros(4, [("position", "<f4", 3), ("uv", "<u2", 2)])
     rows["position"] = SQUARE
@@ -289,7 +289,7 @@ def test_labels_and_instances_of_nodes(tmp_path):
     file.mesh(name="mesh_3")
     file.tree["scenes"] = [{"nodes": [0, 1, 2, 3]}]
     scene = load_scene(file.save(tmp_path / "a.glb"))
-    assert scene.labels == ("unlabelled", "chair", "lamp", "table_mesh")
+    assert scene.labels == ("unlabeled", "chair", "lamp", "table_mesh")
     assert [scene.labels[i] for i in scene.semantic[::2]] == ["chair", "chair", "table_mesh", "lamp"]
     assert scene.instance[::2].tolist() == [1, 2, 3, 4]
 
@@ -315,9 +315,9 @@ def test_names_are_cleaned(names, expected):
 
 
 def test_obj_groups_materials_and_textures(tmp_path):
-    Image.fromarray(FOUR).save(tmp_path / "four colours.png")
+    Image.fromarray(FOUR).save(tmp_path / "four colors.png")
     (tmp_path / "a b.mtl").write_text(
-        "newmtl red\nKd 1 0 0\n\nnewmtl four\n\tKd 0 0 0\n  map_Kd -s 2 2 1 -o 0.5 0 -clamp on four colours.png\n"
+        "newmtl red\nKd 1 0 0\n\nnewmtl four\n\tKd 0 0 0\n  map_Kd -s 2 2 1 -o 0.5 0 -clamp on four colors.png\n"
     )
     (tmp_path / "more.mtl").write_text("newmtl glass\nKd 0 0 1\nd 0.3\nnewmtl dim\nTr 0.25\n")
     (tmp_path / "a.obj").write_text(
@@ -332,10 +332,10 @@ def test_obj_groups_materials_and_textures(tmp_path):
     assert scene.material.tolist() == [0, 1, 1, 1, 2, 2, 3]
     assert scene.instance.tolist() == [1, 2, 2, 2, 3, 3, 3]
     assert [scene.labels[i] for i in scene.semantic] == ["chair"] * 7
-    assert scene.materials[0].colour == (1, 0, 0, 1)
-    assert scene.materials[1].colour == (1, 1, 1, 1), "black beside a texture means the texture alone"
+    assert scene.materials[0].color == (1, 0, 0, 1)
+    assert scene.materials[1].color == (1, 1, 1, 1), "black beside a texture means the texture alone"
     assert scene.materials[2] == scene.materials[2].__class__("glass", (0, 0, 1, 0.3), -1, 0.5)
-    assert scene.materials[3].colour == (1, 1, 1, 0.75)
+    assert scene.materials[3].color == (1, 1, 1, 0.75)
     np.testing.assert_allclose(scene.uv[1], [[0.5, 0], [2.5, 0], [2.5, 2]])
     np.testing.assert_array_equal(scene.textures[0], FOUR)
     assert any("texture coordinates" in note for note in scene.notes)
@@ -364,10 +364,10 @@ def test_obj_negative_indices_count_back_from_their_own_line(tmp_path):
     np.testing.assert_array_equal(scene.uv[1], [[1, 1], [0, 0], [1, 1]])
 
 
-def test_obj_vertex_colours_tabs_and_windows_lines(tmp_path):
+def test_obj_vertex_colors_tabs_and_windows_lines(tmp_path):
     (tmp_path / "a.obj").write_bytes(b"v\t0 0 0 1 0 0\r\n v 1 0 0 0 1 0\r\nv 0 1 0 0 0 1\r\nf\t1 2\t3\r\n")
     scene = load_scene(tmp_path / "a.obj")
-    assert scene.colours[0].tolist() == [list(RED), list(GREEN), list(BLUE)]
+    assert scene.colors[0].tolist() == [list(RED), list(GREEN), list(BLUE)]
 
 
 @pytest.mark.parametrize("with_picture", [True, False])
@@ -398,7 +398,7 @@ def test_obj_without_its_material_file_loads_with_a_note(tmp_path):
     (tmp_path / "a.obj").write_text("mtllib gone.mtl\n" + TRIANGLE + "usemtl m\nf 1 2 3\n")
     scene = load_scene(tmp_path / "a.obj")
     assert "gone.mtl" in scene.notes[0]
-    assert scene.materials[0].colour == (1, 1, 1, 1)
+    assert scene.materials[0].color == (1, 1, 1, 1)
 
 
 # --- PLY -------------------------------------------------------------------------------------------------------------
@@ -424,28 +424,28 @@ end_header
 
 @pytest.mark.parametrize("form", ["ascii", "binary_little_endian", "binary_big_endian"])
 @pytest.mark.parametrize("faces", [[[0, 1, 2], [0, 2, 3]], [[0, 1, 2, 3], [2, 1, 0]]])
-def test_ply_colours_polygons_and_ids(tmp_path, form, faces):
-    colours = [RED, GREEN, BLUE, (1, 2, 3, 4)]
+def test_ply_colors_polygons_and_ids(tmp_path, form, faces):
+    colors = [RED, GREEN, BLUE, (1, 2, 3, 4)]
     ids = [(7, 40), (9, -1)]
     body = b""
     if form == "ascii":
-        rows = [" ".join(map(str, [*p, *c])) for p, c in zip(SQUARE, colours, strict=True)]
+        rows = [" ".join(map(str, [*p, *c])) for p, c in zip(SQUARE, colors, strict=True)]
         rows += [f"{len(f)} {' '.join(map(str, f))} {a} {b}" for f, (a, b) in zip(faces, ids, strict=True)]
         body = "\n".join(rows).encode()
     else:
         order = "<" if "little" in form else ">"
-        for point, colour in zip(SQUARE, colours, strict=True):
-            body += point.astype(order + "f4").tobytes() + bytes(colour)
+        for point, color in zip(SQUARE, colors, strict=True):
+            body += point.astype(order + "f4").tobytes() + bytes(color)
         for face, pair in zip(faces, ids, strict=True):
             body += bytes([len(face)]) + np.array([*face, *pair], order + "i4").tobytes()
     (tmp_path / "a.ply").write_bytes(_PLY.format(form=form).encode() + body)
     scene = load_scene(tmp_path / "a.ply")
     np.testing.assert_array_equal(scene.corners[0], SQUARE[:3])
-    assert scene.colours[0].tolist() == [list(c) for c in colours[:3]]
-    assert scene.colours[1, 2].tolist() == list(colours[3])
+    assert scene.colors[0].tolist() == [list(c) for c in colors[:3]]
+    assert scene.colors[1, 2].tolist() == list(colors[3])
     quads = len(faces[0]) == 4
     assert scene.instance.tolist() == ([8, 8, 10] if quads else [8, 10])
-    assert [scene.labels[i] for i in scene.semantic] == ["category 40"] * (1 + quads) + ["unlabelled"]
+    assert [scene.labels[i] for i in scene.semantic] == ["category 40"] * (1 + quads) + ["unlabeled"]
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "binary"])
@@ -455,10 +455,10 @@ def test_ply_written_by_trimesh(tmp_path, encoding):
     ball.export(tmp_path / "a.ply", encoding=encoding)
     scene = load_scene(tmp_path / "a.ply")
     np.testing.assert_allclose(scene.corners, ball.triangles, atol=1e-6)
-    np.testing.assert_array_equal(scene.colours, ball.visual.vertex_colors[ball.faces])
+    np.testing.assert_array_equal(scene.colors, ball.visual.vertex_colors[ball.faces])
 
 
-def test_ply_textures_face_colours_and_fractions(tmp_path):
+def test_ply_textures_face_colors_and_fractions(tmp_path):
     Image.fromarray(FOUR).save(tmp_path / "four.png")
     (tmp_path / "a.ply").write_text(
         "ply\nformat ascii 1.0\ncomment TextureFile four.png\nelement vertex 3\nproperty float x\nproperty float y\n"
@@ -468,7 +468,7 @@ def test_ply_textures_face_colours_and_fractions(tmp_path):
     )
     scene = load_scene(tmp_path / "a.ply")
     np.testing.assert_array_equal(scene.uv[0], [[0, 0], [1, 0], [0.25, 0.75]])
-    assert scene.colours[0, 0].tolist() == [255, 128, 0, 255]
+    assert scene.colors[0, 0].tolist() == [255, 128, 0, 255]
     np.testing.assert_array_equal(scene.textures[0], FOUR)
 
 

@@ -18,7 +18,7 @@ def room(half: float, extra: int = 0):
     return pack_scene(make_scene(corners, name=f"room {half}"))
 
 
-def test_gaps_are_used_again_and_neighbours_stay_whole():
+def test_gaps_are_used_again_and_neighbors_stay_whole():
     small, large = [room(k) for k in (1.0, 2.0, 3.0)], room(4.0, extra=40)
     memory = SceneMemory(sum(p.nbytes for p in small) + large.nbytes // 2, 4, "cpu")
     for row, scene in enumerate(small):

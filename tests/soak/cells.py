@@ -24,11 +24,11 @@ class Cell:
 
 
 COMMON = "--eval-episodes 2 --log-every 0.2 --compile off --threads 1 --device cpu"
-Q = "--batch-size 128 --learning-starts 1024 --replay-size 20000"
+Q = "--batch-size 128 --learning-starts 1024 --buffer-size 20000"
 
 CELLS = {
     "ppo": Cell("cartpole", "--algo ppo", 400_000),
-    "ppo-normalized": Cell("pendulum", "--algo ppo --normalise-observation --normalise-reward", 400_000),
+    "ppo-normalized": Cell("pendulum", "--algo ppo --normalize-obs --normalize-reward", 400_000),
     "ppo-lstm": Cell("cartpole", "--algo ppo --core lstm --core-size 32", 100_000),
     "ppo-groups": Cell("tag-continuous", "--algo ppo", 20_000, num_envs=16),
     "ppo-stacked": Cell("cartpole", "--algo ppo --frame-stack 4 --action-repeat 2", 200_000),

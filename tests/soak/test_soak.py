@@ -28,7 +28,7 @@ def test_runs_leave_no_descriptors_and_threads_behind(tmp_path):
     for number in range(4):
         for world, more in {
             "cartpole": dict(algo="appo"),
-            "pendulum": dict(algo="sac", batch_size=16, learning_starts=16, replay_size=256),
+            "pendulum": dict(algo="sac", batch_size=16, learning_starts=16, buffer_size=256),
             "gym:CartPole-v1": dict(world_config=dict(batch="processes", workers=1)),
         }.items():
             shoal.train(world, run_dir=tmp_path / f"{world[:4]}{number}", **(small | more))

@@ -60,9 +60,9 @@ def test_every_bundled_world_has_a_picture(name):
     assert len(np.unique(sheet.reshape(-1, 3), axis=0)) > 10
 
 
-def test_colours_by_name_or_number():
+def test_colors_by_name_or_number():
     Canvas().disc((0.0, 0.0), 0.1, "#d04030")
-    with pytest.raises(ShoalError, match="There is no colour 'rde'; did you mean 'red'"):
+    with pytest.raises(ShoalError, match="There is no color 'rde'; did you mean 'red'"):
         Canvas().disc((0.0, 0.0), 0.1, "rde")
 
 
@@ -90,7 +90,7 @@ def test_curves(run, tmp_path):
 
 @wp.func
 def walk(env: int, agent: int, walker_x: wp.array2d[float], walker_alive: wp.array2d[wp.bool]):
-    """Half a metre to the right; who is past the ditch is put far away, to show that a cross stays where it was."""
+    """Half a meter to the right; who is past the ditch is put far away, to show that a cross stays where it was."""
     there = walker_alive[env, agent]
     if there:
         walker_x[env, agent] = walker_x[env, agent] + 0.5
@@ -166,20 +166,20 @@ class Watch:
         rows, columns = slice(int(high / 2), int(low / 2) + 1), slice(int(left / 2), int(right / 2) + 1)
         return self.sheet[rows, columns].reshape(-1, 3).astype(int)
 
-    def shows(self, colour: np.ndarray, x: float, y: float, half: float = 0.25) -> bool:
-        return bool((np.abs(self.near(x, y, half) - colour).max(axis=1) < 40).any())
+    def shows(self, color: np.ndarray, x: float, y: float, half: float = 0.25) -> bool:
+        return bool((np.abs(self.near(x, y, half) - color).max(axis=1) < 40).any())
 
 
 def orange(pixels: np.ndarray) -> float:
-    """How near the strongest of the pixels is to the walkers' colour, from 0 (white)."""
+    """How near the strongest of the pixels is to the walkers' color, from 0 (white)."""
     return float((pixels[:, 0] - pixels[:, 2]).max())
 
 
 def test_agents_are_where_the_store_says():
     watch = Watch()
     assert watch.sheet.shape == (*SQUARE, 3)
-    for colour, x, y in ((WALKER, 1.0, 3.0), (WALKER, 0.0, 6.0), (GUARD, 8.0, 2.0), (GUARD, 8.0, 8.0)):
-        assert watch.shows(colour, x, y)
+    for color, x, y in ((WALKER, 1.0, 3.0), (WALKER, 0.0, 6.0), (GUARD, 8.0, 2.0), (GUARD, 8.0, 8.0)):
+        assert watch.shows(color, x, y)
     assert (watch.near(5.0, 3.0) == 255).all()
     assert watch.walk(8).shows(WALKER, 5.0, 3.0)
 
@@ -197,8 +197,8 @@ def test_guards_point_along_their_heading():
 
 def test_trails_fade_and_end():
     watch = Watch().walk(8)
-    colours = [orange(watch.near(x, 3.0, 0.1)) for x in (1.3, 2.8, 4.3)]
-    assert 10 < colours[0] < colours[1] < colours[2]
+    colors = [orange(watch.near(x, 3.0, 0.1)) for x in (1.3, 2.8, 4.3)]
+    assert 10 < colors[0] < colors[1] < colors[2]
     watch.walk(TRAIL + 1 - 8)
     assert (watch.near(1.3, 3.0, 0.1) == 255).all()
 

@@ -132,7 +132,7 @@ def square_sight(config, position, motion, alive, me, steps):
     heading = motion[me][1] if config.own_frame else 0.0
     turn = np.array([[np.cos(heading), np.sin(heading)], [-np.sin(heading), np.cos(heading)]])
     apart = np.linalg.norm(position - position[me], axis=1)
-    others = sorted((d, i) for i, d in enumerate(apart) if i != me and alive[i])[: config.neighbours]
+    others = sorted((d, i) for i, d in enumerate(apart) if i != me and alive[i])[: config.neighbors]
     row = []
     for _, i in others:
         row += list(turn @ (position[i] - position[me]) / (config.size * np.sqrt(2.0)))
@@ -143,7 +143,7 @@ def square_sight(config, position, motion, alive, me, steps):
             float(i < config.taggers),
             1.0,
         ]
-    row += [0.0] * (7 * (config.neighbours - len(others)))
+    row += [0.0] * (7 * (config.neighbors - len(others)))
     row.append(steps / config.max_steps)
     if config.own_frame:
         row += list(turn @ (0.5 - position[me] / config.size))
@@ -155,10 +155,10 @@ def square_sight(config, position, motion, alive, me, steps):
 @pytest.mark.parametrize(
     "settings",
     [
-        dict(taggers=3, runners=5, size=6.0, max_steps=12, neighbours=4, tag_distance=0.1),
+        dict(taggers=3, runners=5, size=6.0, max_steps=12, neighbors=4, tag_distance=0.1),
         dict(taggers=2, runners=3, size=3.0, max_steps=9, tag_distance=0.15, edge_penalty=0.3, step_reward=0.01),
-        dict(taggers=4, runners=40, size=9.0, max_steps=6, neighbours=10, own_frame=True, runner_skill=1.3),
-        dict(taggers=1, runners=1, size=2.0, max_steps=30, neighbours=1, tag_distance=0.2, turn_levels=3),
+        dict(taggers=4, runners=40, size=9.0, max_steps=6, neighbors=10, own_frame=True, runner_skill=1.3),
+        dict(taggers=1, runners=1, size=2.0, max_steps=30, neighbors=1, tag_distance=0.2, turn_levels=3),
     ],
 )
 def test_the_square_equals_its_twin(settings):
@@ -260,7 +260,7 @@ def test_a_thousand_agents_take_memory_by_the_agent_only():
         (TagGrid, dict(taggers=0), "taggers"),
         (TagGrid, dict(size=0), "size"),
         (TagContinuous, dict(runners=0), "runners"),
-        (TagContinuous, dict(neighbours=17), "neighbours"),
+        (TagContinuous, dict(neighbors=17), "neighbors"),
         (TagContinuous, dict(max_speed=0.0), "max-speed"),
     ],
 )

@@ -29,7 +29,7 @@ TEST = range(9_000, HOUSES)
 """Seeds of houses and cabins to test in; no training run sees them."""
 
 _FINE = ((0.0, 0.02), (0.25, 0.33), (1.0, 0.77), (2.0, 1.36), (3.0, 1.9), (4.0, 2.4))
-"""Detail and the fineness that it stands for in a house of 120 square metres and in any cabin; interpolated."""
+"""Detail and the fineness that it stands for in a house of 120 square meters and in any cabin; interpolated."""
 
 
 def _leaf(size, style: Style) -> Mesh:
@@ -90,7 +90,7 @@ KINDS: dict[str, tuple[Callable[..., Mesh], str]] = {
 """Kinds of furniture: how each is made, and its semantic label."""
 
 LABELS = (
-    "unlabelled", "floor", "ceiling", "wall", "door", "window",
+    "unlabeled", "floor", "ceiling", "wall", "door", "window",
     *sorted({label for _, label in KINDS.values()} - {"door"}),
 )  # fmt: skip
 """Semantic labels of all houses, in one order."""
@@ -171,7 +171,7 @@ def _assembled(plan: Plan, parts: list[tuple[str, Mesh]]) -> Scene:
         vertices=vertices,
         triangles=triangles,
         uv=uv[keep],
-        colours=_lit(vertices[triangles], normal[keep], tint[keep], look),
+        colors=_lit(vertices[triangles], normal[keep], tint[keep], look),
         material=look,
         semantic=semantic[keep].astype(np.int32),
         instance=instance[keep].astype(np.int32),
@@ -192,6 +192,6 @@ def _lit(corners: np.ndarray, normal: np.ndarray, tint: np.ndarray, look: np.nda
     # Floors are lit though they are low, and the view shines.
     light[(height < 0.02).all(1)] = 0.97
     light[look == Look.VIEW] = 1.0
-    colours = np.full((*light.shape, 4), 255, np.uint8)
-    colours[..., :3] = np.clip(tint[:, None] * light[..., None] * 255 + 0.5, 0, 255)
-    return colours
+    colors = np.full((*light.shape, 4), 255, np.uint8)
+    colors[..., :3] = np.clip(tint[:, None] * light[..., None] * 255 + 0.5, 0, 255)
+    return colors

@@ -6,17 +6,17 @@ Sizes and origins are those of `furniture`; wall pieces have their back at -dept
 import numpy as np
 
 from shoal.scene.house.furniture import Size
-from shoal.scene.house.shapes import Colour, Mesh, box, copies, cushion, join, lathe, panel, rod, sheet, tube
+from shoal.scene.house.shapes import Color, Mesh, box, copies, cushion, join, lathe, panel, rod, sheet, tube
 from shoal.scene.house.style import BLACK, BRASS, STEEL, WHITE, Style, shade
 from shoal.scene.house.textures import Look
 
-_GLOW: Colour = (1.0, 0.95, 0.82)
-_SOIL: Colour = (0.3, 0.22, 0.17)
-_POTS: tuple[Colour, ...] = ((0.75, 0.45, 0.33), (0.92, 0.9, 0.87), (0.35, 0.4, 0.45), (0.6, 0.65, 0.6))
-_GREENS: tuple[Colour, ...] = ((0.36, 0.56, 0.28), (0.28, 0.48, 0.28), (0.45, 0.62, 0.33), (0.3, 0.5, 0.38))
+_GLOW: Color = (1.0, 0.95, 0.82)
+_SOIL: Color = (0.3, 0.22, 0.17)
+_POTS: tuple[Color, ...] = ((0.75, 0.45, 0.33), (0.92, 0.9, 0.87), (0.35, 0.4, 0.45), (0.6, 0.65, 0.6))
+_GREENS: tuple[Color, ...] = ((0.36, 0.56, 0.28), (0.28, 0.48, 0.28), (0.45, 0.62, 0.33), (0.3, 0.5, 0.38))
 
 
-def _drum(radius: float, height: float, low: float, style: Style, tint: Colour, flare: float = 0.75) -> Mesh:
+def _drum(radius: float, height: float, low: float, style: Style, tint: Color, flare: float = 0.75) -> Mesh:
     """A pleated lampshade, open below and above."""
     m, n = style.n(40, 6), style.n(8, 1) + 1
     angle, t = np.linspace(0, 2 * np.pi, m + 1), np.linspace(0, 1, n)[:, None]
@@ -207,7 +207,7 @@ def picture(size: Size, style: Style) -> Mesh:
     return join([*parts, panel(art, look, (1, 1, 1))])
 
 
-def _rim(w: float, d: float, h: float, thick: float, tint: Colour, fine: float) -> list[Mesh]:
+def _rim(w: float, d: float, h: float, thick: float, tint: Color, fine: float) -> list[Mesh]:
     if fine < 0.1:
         return [box((w, 0.3 * d, h), (0, -0.35 * d, h / 2), Look.WOOD, tint)]
     parts = [box((w, d, thick), (0, 0, z), Look.WOOD, tint, 0.008, fine) for z in (thick / 2, h - thick / 2)]
@@ -258,7 +258,7 @@ def television(size: Size, style: Style) -> Mesh:
     return join(parts)
 
 
-def _plate(radius: float, style: Style, tint: Colour) -> Mesh:
+def _plate(radius: float, style: Style, tint: Color) -> Mesh:
     t = np.linspace(0, 1, style.n(7, 2))
     outline = np.stack([radius * (0.6 + 0.4 * t), 0.004 + 0.016 * t**2], -1)
     return lathe(
@@ -266,7 +266,7 @@ def _plate(radius: float, style: Style, tint: Colour) -> Mesh:
     )
 
 
-def _cup(style: Style, tint: Colour) -> Mesh:
+def _cup(style: Style, tint: Color) -> Mesh:
     t = np.linspace(0, 1, style.n(7, 2))
     outside = np.stack([0.028 + 0.012 * t**0.6, 0.09 * t], -1)
     bowl = lathe([(0, 0), *outside, (0.036, 0.088), (0.028, 0.01), (0, 0.008)], style.n(20, 5), Look.PLAIN, tint)

@@ -3,13 +3,13 @@
 import numpy as np
 
 from shoal.scene.house.furniture import Size, _carcass
-from shoal.scene.house.shapes import Colour, Mesh, box, copies, cushion, join, lathe, panel, rod, sheet, tube
+from shoal.scene.house.shapes import Color, Mesh, box, copies, cushion, join, lathe, panel, rod, sheet, tube
 from shoal.scene.house.style import BLACK, STEEL, WHITE, Style, shade
 from shoal.scene.house.textures import Look
 
-_ENAMEL: Colour = (0.95, 0.95, 0.94)
+_ENAMEL: Color = (0.95, 0.95, 0.94)
 TOP = 0.04
-"""Thickness of a worktop, metres."""
+"""Thickness of a worktop, meters."""
 
 
 def _base(size: Size, style: Style) -> tuple[list[Mesh], float]:
@@ -165,8 +165,8 @@ def toilet(size: Size, style: Style) -> Mesh:
     t, angle = np.linspace(0, 1, n)[:, None], np.linspace(0, 2 * np.pi, m + 1)[None]
     wide = (w / 2) * (0.55 + 0.42 * t**2)
     length = (d - 0.2) / 2 * (0.62 + 0.36 * t**2)
-    centre = -d / 2 + 0.19 + (d - 0.2) / 2 * (0.85 + 0.15 * t)
-    points = np.stack(np.broadcast_arrays(wide * np.cos(angle), centre + length * np.sin(angle), 0.4 * t), -1)
+    center = -d / 2 + 0.19 + (d - 0.2) / 2 * (0.85 + 0.15 * t)
+    points = np.stack(np.broadcast_arrays(wide * np.cos(angle), center + length * np.sin(angle), 0.4 * t), -1)
     parts.append(sheet(points, Look.PLAIN, _ENAMEL))
     seat = [(0.0, 0.4), (0.96, 0.4), (1.0, 0.41), (1.0, 0.425), (0.95, 0.435), (0.0, 0.437)]
     lid = lathe(seat, m, Look.PLAIN, wood)

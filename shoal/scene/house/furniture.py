@@ -1,11 +1,11 @@
-"""Furniture: seats, tables, beds and cabinets. Each function takes the size (width, depth, height) in metres.
+"""Furniture: seats, tables, beds and cabinets. Each function takes the size (width, depth, height) in meters.
 
-A piece stands on z = 0, its footprint centred on the origin, and faces +y: its back, at -depth / 2, goes to the wall.
+A piece stands on z = 0, its footprint centerd on the origin, and faces +y: its back, at -depth / 2, goes to the wall.
 """
 
 import numpy as np
 
-from shoal.scene.house.shapes import Colour, Mesh, box, copies, cushion, join, lathe, rod, sheet, tube, turned_leg
+from shoal.scene.house.shapes import Color, Mesh, box, copies, cushion, join, lathe, rod, sheet, tube, turned_leg
 from shoal.scene.house.style import BLACK, BRASS, STEEL, Style, shade
 from shoal.scene.house.textures import Look
 
@@ -210,9 +210,9 @@ def bed(size: Size, style: Style) -> Mesh:
     return join(parts)
 
 
-def _blanket(w: float, d: float, style: Style, cloth: Colour, wave: np.ndarray) -> Mesh:
+def _blanket(w: float, d: float, style: Style, cloth: Color, wave: np.ndarray) -> Mesh:
     m, n = style.n(44, 5), style.n(44, 4)
-    # Across: down one side, over the bed, down the other; the parameter is the length of cloth in metres.
+    # Across: down one side, over the bed, down the other; the parameter is the length of cloth in meters.
     drop, top = 0.16, 0.525
     s = np.linspace(-(w / 2 + drop), w / 2 + drop, m)
     s = np.sort(np.concatenate([s[1:-1], [-(w / 2 + drop), w / 2 + drop, -w / 2 + 0.01, w / 2 - 0.01]]))
@@ -229,7 +229,7 @@ def _blanket(w: float, d: float, style: Style, cloth: Colour, wave: np.ndarray) 
 
 
 def _carcass(
-    size: Size, style: Style, wood: Colour, rows: int, columns: int, legs: bool, knob: int | None = None
+    size: Size, style: Style, wood: Color, rows: int, columns: int, legs: bool, knob: int | None = None
 ) -> Mesh:
     """A cabinet's body with a grid of fronts, each with a knob or bar."""
     w, d, h = size
@@ -246,12 +246,12 @@ def _carcass(
         parts.append(box((w - 0.04, d - 0.1, foot), (0, -0.03, foot / 2), Look.PLAIN, shade(wood, 0.5)))
     wide, high = (w - 0.02) / columns, (h - foot - 0.03) / rows
     face = box((wide - 0.008, 0.018, high - 0.008), (0, 0, 0), Look.WOOD, shade(wood, 1.06), 0.006, fine)
-    centres = [
+    centers = [
         (-w / 2 + 0.01 + (c + 0.5) * wide, d / 2 - 0.023, foot + 0.015 + (r + 0.5) * high)
         for r in range(rows)
         for c in range(columns)
     ]
-    parts.append(copies(face, centres))
+    parts.append(copies(face, centers))
     if fine < 0.1:
         return join(parts)
     tall = high > 1.2 * wide
@@ -266,10 +266,10 @@ def _carcass(
         if tall:
             pull = pull.turned(1, np.pi / 2)
         shift = wide / 2 - 0.04 if tall else 0.0
-    # Neighbouring doors open away from each other: their knobs meet in the middle.
-    sides = [(1 if k % columns % 2 == 0 else -1) for k in range(len(centres))]
+    # Neighboring doors open away from each other: their knobs meet in the middle.
+    sides = [(1 if k % columns % 2 == 0 else -1) for k in range(len(centers))]
     parts.append(
-        copies(pull, [(x + s * shift, d / 2 - 0.0145, z) for (x, _, z), s in zip(centres, sides, strict=True)])
+        copies(pull, [(x + s * shift, d / 2 - 0.0145, z) for (x, _, z), s in zip(centers, sides, strict=True)])
     )
     return join(parts)
 
@@ -298,7 +298,7 @@ def wardrobe(size: Size, style: Style) -> Mesh:
 
 
 def bookshelf(size: Size, style: Style) -> Mesh:
-    """A bookcase filled with books of many colours, some leaning on a box or a vase."""
+    """A bookcase filled with books of many colors, some leaning on a box or a vase."""
     w, d, h = size
     wood = style.wood()
     count = max(3, round(h / 0.34))
@@ -307,7 +307,7 @@ def bookshelf(size: Size, style: Style) -> Mesh:
     return join(parts)
 
 
-def _frame(size: Size, look: Look, tint: Colour, count: int, fine: float) -> tuple[list[Mesh], float]:
+def _frame(size: Size, look: Look, tint: Color, count: int, fine: float) -> tuple[list[Mesh], float]:
     """An open case with `count` shelves, and the height from one to the next."""
     w, d, h = size
     parts = [box((0.022, d, h), (s * (w / 2 - 0.011), 0, h / 2), look, tint, 0.004, fine) for s in (-1, 1)]
@@ -333,14 +333,14 @@ def _books(width: float, depth: float, floors: list[float], room: float, style: 
     start -= wide.reshape(len(floors), per_row)
     left = start.ravel() - width / 2 + 0.01
     fits = (left + wide < width / 2 - 0.005) & here
-    colours = np.array([(0.55, 0.2, 0.18), (0.2, 0.3, 0.45), (0.25, 0.4, 0.3), (0.85, 0.8, 0.7), (0.75, 0.55, 0.25),
+    colors = np.array([(0.55, 0.2, 0.18), (0.2, 0.3, 0.45), (0.25, 0.4, 0.3), (0.85, 0.8, 0.7), (0.75, 0.55, 0.25),
                         (0.3, 0.25, 0.3), (0.7, 0.7, 0.72), (0.45, 0.32, 0.22), (0.85, 0.45, 0.3)])  # fmt: skip
-    tint = colours[rng.integers(len(colours), size=count)] * rng.uniform(0.8, 1.1, (count, 1))
+    tint = colors[rng.integers(len(colors), size=count)] * rng.uniform(0.8, 1.1, (count, 1))
     low = np.asarray(floors)[row]
-    centre = np.stack([left + wide / 2, -depth / 2 + 0.02 + deep / 2, low + tall / 2], -1)[fits]
+    center = np.stack([left + wide / 2, -depth / 2 + 0.02 + deep / 2, low + tall / 2], -1)[fits]
     scale = np.stack([wide - 0.002, deep, tall], -1)[fits]
     book = box((1, 1, 1), (0, 0, 0), Look.PLAIN, (1, 1, 1), 0.12, 0.4 * style.fine)
-    return copies(book, centre, scale, tints=np.clip(tint[fits], 0, 1))
+    return copies(book, center, scale, tints=np.clip(tint[fits], 0, 1))
 
 
 def storage_shelf(size: Size, style: Style) -> Mesh:
@@ -375,10 +375,10 @@ def coat_rack(size: Size, style: Style) -> Mesh:
     parts += [hook.moved((0, 0, 0), k * np.pi / 2) for k in range(4)]
     m, n = style.n(24, 6), style.n(12, 3)
     angle, t = np.linspace(0, 2 * np.pi, m), np.linspace(0, 1, n)[:, None]
-    for side, colour in ((-1, cloth), (1, other)):
+    for side, color in ((-1, cloth), (1, other)):
         wide = (0.035 + 0.07 * t) * (1 + 0.15 * np.cos(7 * angle))
         x = side * 0.11 + wide * np.cos(angle) * 0.8
         y, z = wide * np.sin(angle) * 1.1, h - 0.15 - 0.9 * t + 0 * angle
-        coat = sheet(np.stack(np.broadcast_arrays(x, y, z), -1), Look.FABRIC, colour)
+        coat = sheet(np.stack(np.broadcast_arrays(x, y, z), -1), Look.FABRIC, color)
         parts.append(coat)
     return join(parts)

@@ -12,9 +12,9 @@ import numpy as np
 from shoal.scene.house.sketch import AREAS, STEP, Rect, Space, sketch
 
 HALF_WALL = 0.06
-"""Half the thickness of an inner wall, metres."""
+"""Half the thickness of an inner wall, meters."""
 OUTER_WALL = 0.2
-"""How far outer walls reach outwards from their line, metres."""
+"""How far outer walls reach outwards from their line, meters."""
 
 CENTRAL = ("corridor", "hall")
 WORLDLY = ("living", "dining", "kitchen")
@@ -46,7 +46,7 @@ class Room:
 
     @property
     def area(self) -> float:
-        """Square metres between the walls."""
+        """Square meters between the walls."""
         return sum((x1 - x0) * (y1 - y0) for x0, y0, x1, y1 in self.rects)
 
 
@@ -67,7 +67,7 @@ class Opening:
     """From where to where along the wall."""
     bottom: float
     top: float
-    """Metres above the floor."""
+    """Meters above the floor."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Plan:
     """"house" or "cabin"."""
     seed: int
     height: float
-    """From floor to ceiling, metres."""
+    """From floor to ceiling, meters."""
     rooms: tuple[Room, ...]
     openings: tuple[Opening, ...]
     walls: tuple[Wall, ...]
@@ -111,7 +111,7 @@ class Plan:
 
     @property
     def area(self) -> float:
-        """Square metres, wall middle to wall middle."""
+        """Square meters, wall middle to wall middle."""
         return sum((x1 - x0) * (y1 - y0) for _, (x0, y0, x1, y1) in self.floors)
 
     def room_at(self, x: float, y: float) -> int:
@@ -133,7 +133,7 @@ def house_plan(seed: int, building: str = "house") -> Plan:
             return plan
 
 
-# From here to the plan all lengths are whole millimetres, so that equal places are equal numbers.
+# From here to the plan all lengths are whole millimeters, so that equal places are equal numbers.
 _HALF, _OUTER, _WALL, _OUTSIDE = round(HALF_WALL * 1000), round(OUTER_WALL * 1000), -2, -1
 
 
@@ -187,9 +187,9 @@ def _drawn(building: str, seed: int, rng: np.random.Generator, spaces: list[Spac
     for number, group in enumerate(groups):
         kind = units[group[0]][0]
         names[kind] = names.get(kind, 0) + 1
-        zones = [Zone(units[k][0], _metres(_between(cells, xs, ys, rect))) for k in group for rect in units[k][1]]
+        zones = [Zone(units[k][0], _meters(_between(cells, xs, ys, rect))) for k in group for rect in units[k][1]]
         rects = _rectangles(fine == number, fine_x, fine_y)
-        rooms.append(Room(f"{kind} {names[kind]}", tuple(zones), tuple(_metres(rect) for rect in rects)))
+        rooms.append(Room(f"{kind} {names[kind]}", tuple(zones), tuple(_meters(rect) for rect in rects)))
     return Plan(
         building=building,
         seed=seed,
@@ -198,20 +198,20 @@ def _drawn(building: str, seed: int, rng: np.random.Generator, spaces: list[Spac
         openings=(*doors, entrance, *windows),
         walls=tuple(_walls(fine, fine_x, fine_y)),
         floors=tuple(
-            (number, _metres(rect)) for number, group in enumerate(groups) for k in group for rect in units[k][1]
+            (number, _meters(rect)) for number, group in enumerate(groups) for k in group for rect in units[k][1]
         ),
-        cover=tuple(_metres(rect) for rect in _rectangles(fine != _OUTSIDE, fine_x, fine_y)),
-        bounds=_metres((fine_x[0], fine_y[0], fine_x[-1], fine_y[-1])),
+        cover=tuple(_meters(rect) for rect in _rectangles(fine != _OUTSIDE, fine_x, fine_y)),
+        bounds=_meters((fine_x[0], fine_y[0], fine_x[-1], fine_y[-1])),
     )
 
 
-def _metres(rect) -> Rect:
+def _meters(rect) -> Rect:
     x0, y0, x1, y1 = (float(v) / 1000 for v in rect)
     return x0, y0, x1, y1
 
 
 def _stretches(keys: list) -> list[tuple[int, int]]:
-    """Where equal neighbours begin and end."""
+    """Where equal neighbors begin and end."""
     edges = [0] + [k for k in range(1, len(keys)) if keys[k] != keys[k - 1]] + [len(keys)]
     return list(pairwise(edges))
 

@@ -1,4 +1,4 @@
-"""Building blocks of furniture: small meshes with texture coordinates in metres, put together in NumPy batches."""
+"""Building blocks of furniture: small meshes with texture coordinates in meters, put together in NumPy batches."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import numpy as np
 
 from shoal.scene.house.textures import Look
 
-Colour = tuple[float, float, float]
+Color = tuple[float, float, float]
 """Red, green, blue; 0 to 1, as they are shown (sRGB)."""
 
 
@@ -17,15 +17,15 @@ class Mesh:
     """Triangles with what they look like; the pieces of a house are made of these."""
 
     vertices: np.ndarray
-    """float32 [V, 3], metres."""
+    """float32 [V, 3], meters."""
     triangles: np.ndarray
     """int32 [T, 3]."""
     uv: np.ndarray
-    """float32 [T, 3, 2], metres along the surface (fractions of the picture for looks that are pictures)."""
+    """float32 [T, 3, 2], meters along the surface (fractions of the picture for looks that are pictures)."""
     look: np.ndarray
     """int32 [T], the surface's `Look`."""
     tint: np.ndarray
-    """float32 [T, 3], colour that the texture is multiplied with."""
+    """float32 [T, 3], color that the texture is multiplied with."""
 
     @property
     def bounds(self) -> np.ndarray:
@@ -33,7 +33,7 @@ class Mesh:
         return np.stack([self.vertices.min(0), self.vertices.max(0)])
 
     def moved(self, offset: Sequence[float], yaw: float = 0.0) -> "Mesh":
-        """The mesh turned about the z axis by `yaw` radians and then shifted by `offset` metres."""
+        """The mesh turned about the z axis by `yaw` radians and then shifted by `offset` meters."""
         vertices = self.vertices if yaw == 0.0 else self.vertices @ _turn(yaw).T
         return Mesh(vertices + np.asarray(offset, np.float32), self.triangles, self.uv, self.look, self.tint)
 
@@ -65,7 +65,7 @@ def join(parts: Iterable[Mesh]) -> Mesh:
 
 
 def copies(mesh: Mesh, offsets, scales=None, yaws=None, tints=None) -> Mesh:
-    """The mesh repeated [N]: scaled [N, 3] and turned about z [N], then shifted [N, 3]; `tints` [N, 3] recolours."""
+    """The mesh repeated [N]: scaled [N, 3] and turned about z [N], then shifted [N, 3]; `tints` [N, 3] recolors."""
     offsets = np.asarray(offsets, np.float32).reshape(-1, 3)
     count = len(offsets)
     vertices = np.broadcast_to(mesh.vertices, (count, *mesh.vertices.shape))
@@ -90,7 +90,7 @@ def copies(mesh: Mesh, offsets, scales=None, yaws=None, tints=None) -> Mesh:
     )
 
 
-def build(vertices, triangles, look: Look, tint: Colour, uv=None, grain: bool = True) -> Mesh:
+def build(vertices, triangles, look: Look, tint: Color, uv=None, grain: bool = True) -> Mesh:
     """A mesh of one look; without `uv` it is wrapped from the side each triangle faces, grain along the long axis."""
     vertices = np.asarray(vertices, np.float32).reshape(-1, 3)
     triangles = np.asarray(triangles, np.int32).reshape(-1, 3)
@@ -107,20 +107,20 @@ def build(vertices, triangles, look: Look, tint: Colour, uv=None, grain: bool = 
     )
 
 
-def box(size: Sequence[float], centre: Sequence[float], look: Look, tint: Colour, radius=0.0, fine=0.0) -> Mesh:
+def box(size: Sequence[float], center: Sequence[float], look: Look, tint: Color, radius=0.0, fine=0.0) -> Mesh:
     """A box whose edges are rounded by `radius` where the fineness allows; 12, 108, 300, ... triangles."""
     half = np.asarray(size, np.float32) / 2
     level = steps(fine, 1.5, 0) if radius > 0 else 0
     if level == 0:
-        vertices = _CORNERS * half + np.asarray(centre, np.float32)
+        vertices = _CORNERS * half + np.asarray(center, np.float32)
         return build(vertices, _BOX, look, tint)
     radius = min(radius, float(half.min()) * 0.999)
     signs, directions, triangles = _rounded(min(level, 6))
-    vertices = signs * (half - radius) + directions * radius + np.asarray(centre, np.float32)
+    vertices = signs * (half - radius) + directions * radius + np.asarray(center, np.float32)
     return build(vertices, triangles, look, tint)
 
 
-def lathe(profile, sides: int, look: Look, tint: Colour, centre: Sequence[float] = (0, 0, 0)) -> Mesh:
+def lathe(profile, sides: int, look: Look, tint: Color, center: Sequence[float] = (0, 0, 0)) -> Mesh:
     """A turned shape: `profile` is [N, 2] of radius and height, bottom to top; start or end at radius 0 to close it."""
     profile = np.asarray(profile, np.float32)
     angle = np.arange(sides) * (2 * np.pi / sides)
@@ -136,17 +136,15 @@ def lathe(profile, sides: int, look: Look, tint: Colour, centre: Sequence[float]
     # A ring of radius 0 is a point: half of the triangles that touch it have no area.
     point = np.repeat(profile[:, 0] < 1e-6, sides)
     triangles = triangles[point[triangles].sum(1) < 2]
-    return build(points.reshape(-1, 3) + np.asarray(centre, np.float32), triangles, look, tint)
+    return build(points.reshape(-1, 3) + np.asarray(center, np.float32), triangles, look, tint)
 
 
-def rod(
-    radius: float, height: float, sides: int, look: Look, tint: Colour, centre: Sequence[float] = (0, 0, 0)
-) -> Mesh:
-    """An upright cylinder that stands on `centre`, closed at both ends."""
-    return lathe([(0, 0), (radius, 0), (radius, height), (0, height)], max(3, sides), look, tint, centre)
+def rod(radius: float, height: float, sides: int, look: Look, tint: Color, center: Sequence[float] = (0, 0, 0)) -> Mesh:
+    """An upright cylinder that stands on `center`, closed at both ends."""
+    return lathe([(0, 0), (radius, 0), (radius, height), (0, height)], max(3, sides), look, tint, center)
 
 
-def turned_leg(radius: float, height: float, fine: float, look: Look, tint: Colour, style: int = 0) -> Mesh:
+def turned_leg(radius: float, height: float, fine: float, look: Look, tint: Color, style: int = 0) -> Mesh:
     """A table or chair leg from a lathe: a plain taper, a baluster or a beaded shape; square and plain when coarse."""
     count, sides = steps(fine, 18, 2), steps(fine, 12, 4)
     t = np.linspace(0, 1, count)
@@ -161,7 +159,7 @@ def turned_leg(radius: float, height: float, fine: float, look: Look, tint: Colo
     return lathe(profile, sides, look, tint)
 
 
-def tube(path, radius, sides: int, look: Look, tint: Colour) -> Mesh:
+def tube(path, radius, sides: int, look: Look, tint: Color) -> Mesh:
     """A bent pipe along `path` [N, 3]; `radius` is one number or [N]. The ends are open."""
     path = np.asarray(path, np.float32)
     along = np.gradient(path, axis=0)
@@ -179,7 +177,7 @@ def tube(path, radius, sides: int, look: Look, tint: Colour) -> Mesh:
     return build(points.reshape(-1, 3), _lattice(len(path), sides, closed=True), look, tint)
 
 
-def sheet(points, look: Look, tint: Colour, uv=None) -> Mesh:
+def sheet(points, look: Look, tint: Color, uv=None) -> Mesh:
     """A surface through a grid of points [M, N, 3]; `uv` is [M, N, 2], else it is wrapped."""
     points = np.asarray(points, np.float32)
     triangles = _lattice(points.shape[0], points.shape[1], closed=False)
@@ -188,17 +186,17 @@ def sheet(points, look: Look, tint: Colour, uv=None) -> Mesh:
     return build(points.reshape(-1, 3), triangles, look, tint, uv, grain=False)
 
 
-def panel(corners, look: Look, tint: Colour, uv=None) -> Mesh:
+def panel(corners, look: Look, tint: Color, uv=None) -> Mesh:
     """A flat four-sided face; `uv` is [4, 2] and defaults to the whole picture, from the lower left round."""
     uv = np.asarray([(0, 0), (1, 0), (1, 1), (0, 1)] if uv is None else uv, np.float32)
     triangles = np.array([(0, 1, 2), (0, 2, 3)])
     return build(corners, triangles, look, tint, uv[triangles])
 
 
-def cushion(size: Sequence[float], centre: Sequence[float], fine: float, look: Look, tint: Colour, plump=0.45) -> Mesh:
+def cushion(size: Sequence[float], center: Sequence[float], fine: float, look: Look, tint: Color, plump=0.45) -> Mesh:
     """A pillow: flat and square for `plump` near 0, an ellipsoid at 1."""
     if steps(fine, 2, 0) == 0:
-        return box(size, centre, look, tint)
+        return box(size, center, look, tint)
     rows, columns = steps(fine, 9, 3), 4 * steps(fine, 5, 2)
     phi = np.linspace(-np.pi / 2, np.pi / 2, rows + 1)[:, None]
     theta = ((np.arange(columns) + 0.5) * (2 * np.pi / columns))[None]
@@ -215,10 +213,10 @@ def cushion(size: Sequence[float], centre: Sequence[float], fine: float, look: L
     triangles = _lattice(rows + 1, columns, closed=True)
     pole = np.arange((rows + 1) * columns) // columns % rows == 0
     triangles = triangles[pole[triangles].sum(1) < 2]
-    return build(points.reshape(-1, 3) + np.asarray(centre, np.float32), triangles, look, tint, grain=False)
+    return build(points.reshape(-1, 3) + np.asarray(center, np.float32), triangles, look, tint, grain=False)
 
 
-def moulding(profile, start: Sequence[float], end: Sequence[float], look: Look, tint: Colour) -> Mesh:
+def moulding(profile, start: Sequence[float], end: Sequence[float], look: Look, tint: Color) -> Mesh:
     """A strip with the `profile` [N, 2] (away from the wall, up) from `start` to `end`, left of that way."""
     profile = np.asarray(profile, np.float32)
     first, last = np.asarray(start, np.float32), np.asarray(end, np.float32)

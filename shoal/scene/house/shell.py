@@ -5,23 +5,23 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.scene.house.plan import HALF_WALL, OUTER_WALL, Opening, Plan, Wall
-from shoal.scene.house.shapes import Colour, Mesh, box, build, join, lathe, moulding, panel, steps
+from shoal.scene.house.shapes import Color, Mesh, box, build, join, lathe, moulding, panel, steps
 from shoal.scene.house.style import WHITE, WOODS
 from shoal.scene.house.textures import Look
 
 ROOF = 0.25
-"""Metres from the ceiling to the top of the house."""
+"""Meters from the ceiling to the top of the house."""
 LINING = 0.02
-"""Thickness of a door frame's boards, metres: the clear width is the hole less two of these."""
+"""Thickness of a door frame's boards, meters: the clear width is the hole less two of these."""
 HORIZON = 0.36
 """Where eye height is in the picture of the view, as a fraction from its bottom."""
 
-_WALLS: tuple[Colour, ...] = (
+_WALLS: tuple[Color, ...] = (
     (0.96, 0.94, 0.9), (0.93, 0.9, 0.82), (0.86, 0.9, 0.87), (0.84, 0.88, 0.93), (0.95, 0.87, 0.82), (0.9, 0.9, 0.9),
     (0.78, 0.84, 0.8), (0.94, 0.9, 0.74), (0.76, 0.8, 0.86), (0.87, 0.8, 0.84),
 )  # fmt: skip
-_STONES: tuple[Colour, ...] = ((0.9, 0.88, 0.84), (0.75, 0.76, 0.77), (0.82, 0.72, 0.62), (0.6, 0.66, 0.68))
-_CARPETS: tuple[Colour, ...] = ((0.75, 0.7, 0.62), (0.55, 0.6, 0.66), (0.66, 0.56, 0.5), (0.6, 0.65, 0.55))
+_STONES: tuple[Color, ...] = ((0.9, 0.88, 0.84), (0.75, 0.76, 0.77), (0.82, 0.72, 0.62), (0.6, 0.66, 0.68))
+_CARPETS: tuple[Color, ...] = ((0.75, 0.7, 0.62), (0.55, 0.6, 0.66), (0.66, 0.56, 0.5), (0.6, 0.65, 0.55))
 
 
 @dataclass(frozen=True)
@@ -29,19 +29,19 @@ class Finish:
     """What the surfaces of one room are made of."""
 
     floor: Look
-    floor_tint: Colour
+    floor_tint: Color
     wall: Look
-    wall_tint: Colour
+    wall_tint: Color
     cornice: bool
 
 
 def finishes(plan: Plan, rng: np.random.Generator) -> list[Finish]:
-    """A finish for each room: one wooden floor through the house, tiles where it gets wet, a wall colour per room."""
+    """A finish for each room: one wooden floor through the house, tiles where it gets wet, a wall color per room."""
     boards = Look.PLANKS if rng.random() < 0.6 else Look.PARQUET
     wood = WOODS[int(rng.integers(6))]  # No floors of white or black wood.
     made = []
     for room in plan.rooms:
-        draw, colour, stone, soft = rng.random(3), *(int(rng.integers(n)) for n in (len(_WALLS), 4, 4))
+        draw, color, stone, soft = rng.random(3), *(int(rng.integers(n)) for n in (len(_WALLS), 4, 4))
         floor, floor_tint, wall = boards, wood, Look.PLASTER
         if room.kind == "bath" or (room.kind in ("kitchen", "storage") and draw[0] < 0.6):
             floor, floor_tint = (Look.TILES if draw[1] < 0.7 else Look.CHECKS), _STONES[stone]
@@ -54,8 +54,8 @@ def finishes(plan: Plan, rng: np.random.Generator) -> list[Finish]:
         elif room.kind in ("bedroom", "dining", "study", "living", "corridor") and draw[2] < 0.35:
             wall = Look.PAPER_STRIPES if draw[1] < 0.5 else Look.PAPER_LEAVES
         elif room.kind in ("living", "kitchen", "dining") and draw[2] > 0.92:
-            wall, colour = Look.BRICK, 0
-        tint = (0.78, 0.5, 0.4) if wall == Look.BRICK else _WALLS[colour]
+            wall, color = Look.BRICK, 0
+        tint = (0.78, 0.5, 0.4) if wall == Look.BRICK else _WALLS[color]
         made.append(Finish(floor, floor_tint, wall, tint, room.kind in ("living", "bedroom", "dining", "hall")))
     return made
 
@@ -64,7 +64,7 @@ def shell(plan: Plan, rng: np.random.Generator, fine: float) -> list[tuple[str, 
     """The parts of the house that do not move, each with its label."""
     rooms = finishes(plan, rng)
     facade = Finish(Look.PLASTER, WHITE, Look.BRICK, (0.8, 0.5, 0.4), False)
-    trim: Colour = WHITE if rng.random() < 0.7 else WOODS[int(rng.integers(5))]
+    trim: Color = WHITE if rng.random() < 0.7 else WOODS[int(rng.integers(5))]
     parts: list[tuple[str, Mesh]] = []
     for number, finish in enumerate(rooms):
         rects = [rect for room, rect in plan.floors if room == number]
@@ -88,7 +88,7 @@ def shell(plan: Plan, rng: np.random.Generator, fine: float) -> list[tuple[str, 
     return parts
 
 
-def _level(rect, z: float, look: Look, tint: Colour) -> Mesh:
+def _level(rect, z: float, look: Look, tint: Color) -> Mesh:
     x0, y0, x1, y1 = rect
     corners = [(x0, y0, z), (x1, y0, z), (x1, y1, z), (x0, y1, z)]
     return panel(corners, look, tint, [(x0, y0), (x1, y0), (x1, y1), (x0, y1)])
@@ -161,7 +161,7 @@ def _ends(wall: Wall, low: float, high: float, z: float) -> tuple:
     return tuple(tuple(_upright(wall.axis, wall.at, u, 0.0, z).tolist()) for u in (low, high))
 
 
-def _skirting(plan: Plan, wall: Wall, trim: Colour, fine: float, finish: Finish) -> list[Mesh]:
+def _skirting(plan: Plan, wall: Wall, trim: Color, fine: float, finish: Finish) -> list[Mesh]:
     strips = []
     if finish.wall != Look.WALL_TILES:
         t = np.linspace(0, np.pi / 2, steps(fine, 5, 2))
@@ -177,7 +177,7 @@ def _skirting(plan: Plan, wall: Wall, trim: Colour, fine: float, finish: Finish)
     return strips
 
 
-def _tiling(plan: Plan, wall: Wall, tint: Colour) -> Mesh:
+def _tiling(plan: Plan, wall: Wall, tint: Color) -> Mesh:
     """Glazed tiles in relief up to door height."""
     size, rise, gap = 0.15, 0.004, 0.004
     u, z = np.meshgrid(np.arange(wall.low, wall.high - 0.6 * size, size), np.arange(14) * size, indexing="ij")
@@ -206,27 +206,27 @@ def _tiling(plan: Plan, wall: Wall, tint: Colour) -> Mesh:
     return build(points, triangles, Look.PLAIN, tuple(0.95 * c for c in tint))
 
 
-def _doorway(o: Opening, trim: Colour, fine: float) -> Mesh:
+def _doorway(o: Opening, trim: Color, fine: float) -> Mesh:
     """Lining and casing of a doorway; the entrance also gets a closed leaf."""
     front = OUTER_WALL if o.rooms[1] < 0 else HALF_WALL
     back = OUTER_WALL if o.rooms[0] < 0 else HALF_WALL
     depth, middle, height = front + back + 0.02, (front - back) / 2, o.top - o.bottom
-    wide, centre = o.high - o.low, (o.low + o.high) / 2
+    wide, center = o.high - o.low, (o.low + o.high) / 2
     parts = []
     for u in (o.low + LINING / 2, o.high - LINING / 2):
         parts.append(box((LINING, depth, height), (u, middle, height / 2), Look.WOOD, trim))
-    parts.append(box((wide, depth, LINING), (centre, middle, o.top - LINING / 2), Look.WOOD, trim))
+    parts.append(box((wide, depth, LINING), (center, middle, o.top - LINING / 2), Look.WOOD, trim))
     for y in (-back - 0.008, front + 0.008) if fine > 0.1 else ():
         for u in (o.low - 0.03, o.high + 0.03):
             parts.append(box((0.07, 0.016, o.top + 0.03), (u, y, (o.top + 0.03) / 2), Look.WOOD, trim, 0.006, fine))
-        parts.append(box((wide + 0.14, 0.02, 0.07), (centre, y, o.top + 0.035), Look.WOOD, trim, 0.006, fine))
+        parts.append(box((wide + 0.14, 0.02, 0.07), (center, y, o.top + 0.035), Look.WOOD, trim, 0.006, fine))
     if o.kind == "entrance":
         leaf = door_leaf((wide - 2 * LINING, 0.05, o.top - LINING), (0.42, 0.27, 0.2), fine)
         parts.append(leaf.moved((o.low + LINING, middle, 0.0)))
     return _set_in(join(parts), o.axis, o.at)
 
 
-def door_leaf(size, tint: Colour, fine: float) -> Mesh:
+def door_leaf(size, tint: Color, fine: float) -> Mesh:
     """A panelled door, hinged at the origin, along +x, with a handle on both sides."""
     w, d, h = size
     parts = [box((w, d, h - 0.01), (w / 2, 0, h / 2 + 0.005), Look.WOOD, tint)]
@@ -245,12 +245,12 @@ def door_leaf(size, tint: Colour, fine: float) -> Mesh:
     return join(parts)
 
 
-def _window(o: Opening, trim: Colour, fine: float) -> Mesh:
+def _window(o: Opening, trim: Color, fine: float) -> Mesh:
     """Reveal, frame, bars, sill and a pane that shows the view."""
     out = 1 if o.rooms[1] < 0 else -1
     inner, outer, glass = -out * HALF_WALL, out * OUTER_WALL, out * 0.08
     wide, high = o.high - o.low, o.top - o.bottom
-    centre, middle = (o.low + o.high) / 2, (o.bottom + o.top) / 2
+    center, middle = (o.low + o.high) / 2, (o.bottom + o.top) / 2
     parts = []
     for a, b in (
         ((o.low, o.bottom), (o.high, o.bottom)),
@@ -263,15 +263,15 @@ def _window(o: Opening, trim: Colour, fine: float) -> Mesh:
     corners = [(u, glass, z) for u, z in ((o.low, o.bottom), (o.high, o.bottom), (o.high, o.top), (o.low, o.top))]
     scene = [(0.22 * (u + o.at), HORIZON + 0.22 * (z - 1.25)) for u, _, z in corners]
     parts.append(panel(corners, Look.VIEW, (1.0, 1.0, 1.0), scene))
-    bars = [((wide, 0.06, 0.06), (centre, o.bottom + 0.03)), ((wide, 0.06, 0.06), (centre, o.top - 0.03))]
+    bars = [((wide, 0.06, 0.06), (center, o.bottom + 0.03)), ((wide, 0.06, 0.06), (center, o.top - 0.03))]
     bars += [((0.06, 0.058, high), (o.low + 0.03, middle)), ((0.06, 0.058, high), (o.high - 0.03, middle))]
     for u in np.linspace(o.low, o.high, max(1, round(wide / 0.7)) + 1)[1:-1]:
         bars.append(((0.07, 0.062, high - 0.02), (float(u), middle)))
     if high > 1.1:
-        bars.append(((wide - 0.02, 0.04, 0.035), (centre, o.bottom + 0.7 * high)))
+        bars.append(((wide - 0.02, 0.04, 0.035), (center, o.bottom + 0.7 * high)))
     for size, (u, z) in bars:
         parts.append(box(size, (u, glass, z), Look.PLAIN, trim, 0.01, fine))
     sill = abs(glass - inner) + 0.07
-    place = (centre, (glass + inner) / 2 - out * 0.035, o.bottom - 0.005)
+    place = (center, (glass + inner) / 2 - out * 0.035, o.bottom - 0.005)
     parts.append(box((wide + 0.12, sill, 0.03), place, Look.MARBLE, WHITE, 0.01, fine))
     return _set_in(join(parts), o.axis, o.at)

@@ -8,10 +8,10 @@ BUILDINGS = ("house", "cabin")
 """What is built: a home of several rooms, or a cabin of one or two for small machines and tests."""
 
 STEP = 0.2
-"""Metres between the lines on which the middles of walls lie."""
+"""Meters between the lines on which the middles of walls lie."""
 
 Rect = tuple[float, float, float, float]
-"""The least x and y and the greatest x and y, metres."""
+"""The least x and y and the greatest x and y, meters."""
 
 Space = tuple[str, list[Rect]]
 """A kind of room and its rectangles, wall middle to wall middle. People come in through the first space of a sketch."""
@@ -23,15 +23,15 @@ AREA = {
     "living": (18, 34), "kitchen": (9, 16), "bedroom": (10.5, 18), "bath": (5, 8.5), "study": (8.5, 13),
     "dining": (11, 17), "storage": (4.5, 7), "hall": (5, 12), "corridor": (0, 0),
 }  # fmt: skip
-"""Wanted square metres by kind of room."""
+"""Wanted square meters by kind of room."""
 NARROWEST = {"living": 3.4, "kitchen": 2.6, "bedroom": 2.8, "bath": 1.8, "study": 2.6, "dining": 2.8, "storage": 1.6}
-"""Metres between the middles of opposite walls, at least."""
+"""Meters between the middles of opposite walls, at least."""
 AREAS = {"house": (60.0, 250.0), "cabin": (13.0, 34.0)}
-"""Least and most square metres of a building, wall middle to wall middle."""
+"""Least and most square meters of a building, wall middle to wall middle."""
 CABIN_ROOM = (13.0, 30.0)
 """Least and most of a cabin's room: 12 to 30 between the walls."""
 CABIN_AREA = {"living": (15, 30), "dining": (13, 20), "kitchen": (13, 18), "bedroom": (13, 20), "study": (13, 17)}
-"""Wanted square metres of a cabin's rooms; of two, people come in through the one that stands first here."""
+"""Wanted square meters of a cabin's rooms; of two, people come in through the one that stands first here."""
 
 
 def sketch(rng: np.random.Generator, building: str = "house") -> list[Space] | None:

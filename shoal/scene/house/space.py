@@ -10,14 +10,14 @@ from shoal.scene.house.shell import holes_in
 from shoal.scene.house.sketch import Rect
 
 CELL = 0.1
-"""Metres: the grid on which ways through a room are searched."""
+"""Meters: the grid on which ways through a room are searched."""
 REACHES = (0.26, 0.18)
-"""Halves of the sides of squares that must pass everywhere, metres: people (radius 0.2) pass where the first does, and
+"""Halves of the sides of squares that must pass everywhere, meters: people (radius 0.2) pass where the first does, and
 the second finds the nooks that only they could stand in."""
 LOST = 0.06
-"""Square metres of free floor that furniture may cut off in one room."""
+"""Square meters of free floor that furniture may cut off in one room."""
 DOORWAY = 0.85
-"""Metres in front of a door that stay empty."""
+"""Meters in front of a door that stay empty."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Item:
 
     kind: str
     size: tuple[float, float, float]
-    """Width, depth, height; metres."""
+    """Width, depth, height; meters."""
     x: float
     y: float
     z: float
@@ -195,7 +195,7 @@ class Space:
         return found
 
     def against(self, zone: Zone, kind: str, size, ahead=0.4, corner=0.0, gap=0.03, style=None) -> Item | None:
-        """Put a piece with its back to a wall, `ahead` metres free in front; `corner` > 0 prefers corners."""
+        """Put a piece with its back to a wall, `ahead` meters free in front; `corner` > 0 prefers corners."""
         places = self.spots(zone, size, ahead, gap)
         if not places:
             return None
@@ -275,7 +275,7 @@ def _shared(wall: Wall, zone: Zone) -> tuple[float, float]:
 
 
 def _overlap(rects: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Square metres that each rectangle [N, 4] shares with the other."""
+    """Square meters that each rectangle [N, 4] shares with the other."""
     wide = np.minimum(rects[:, 2], other[2]) - np.maximum(rects[:, 0], other[0])
     deep = np.minimum(rects[:, 3], other[3]) - np.maximum(rects[:, 1], other[1])
     return np.clip(wide, 0, None) * np.clip(deep, 0, None)

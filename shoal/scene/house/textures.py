@@ -1,6 +1,6 @@
 """Procedural pictures for houses: floors, walls, cloth, leaves, paintings and the view from the window.
 
-A texture is grey to pale; the colour comes from the tint of each triangle, so that one texture serves many objects.
+A texture is gray to pale; the color comes from the tint of each triangle, so that one texture serves many objects.
 """
 
 from collections.abc import Collection
@@ -52,7 +52,7 @@ SIZE = {
     Look.MARBLE: 1.0,
     Look.CHECKS: 0.4,
 }
-"""Metres that one repeat of a texture covers; a look without an entry is a picture and has no scale."""
+"""Meters that one repeat of a texture covers; a look without an entry is a picture and has no scale."""
 
 
 def house_materials(seed: int, used: Collection[int]) -> tuple[tuple[Material, ...], tuple[np.ndarray, ...]]:
@@ -110,8 +110,8 @@ def _spectrum(size: int, roughness: float, stretch: tuple[float, float]) -> np.n
     return weight
 
 
-def _tinted(value: np.ndarray, colour=(1.0, 1.0, 1.0)) -> np.ndarray:
-    return value[..., None] * np.asarray(colour, np.float32)
+def _tinted(value: np.ndarray, color=(1.0, 1.0, 1.0)) -> np.ndarray:
+    return value[..., None] * np.asarray(color, np.float32)
 
 
 def _grid(size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -290,13 +290,13 @@ def _view(rng):
     size = 256
     v, _ = _grid(size)
     picture = _sky(size, rng)
-    for height, swing, colour in (
+    for height, swing, color in (
         (0.44, 0.03, (0.55, 0.66, 0.72)),
         (0.38, 0.02, (0.42, 0.56, 0.42)),
         (0.32, 0.025, (0.33, 0.48, 0.28)),
     ):
         below = v < height + swing * _ridge(rng, size, 1.2)
-        shade = np.asarray(colour) * (1 + 0.07 * noise(rng, size, 0.9))[..., None]
+        shade = np.asarray(color) * (1 + 0.07 * noise(rng, size, 0.9))[..., None]
         picture = np.where(below[..., None], shade, picture)
     lawn = (np.array([0.45, 0.6, 0.32]) + 0.15 * (0.22 - v[..., None])) * (1 + 0.03 * noise(rng, size, 0.7))[..., None]
     return np.where((v < 0.22)[..., None], lawn, picture)
@@ -313,8 +313,8 @@ def _landscape(rng):
     picture = np.where(sun[..., None], np.array([1.0, 0.93, 0.7]), sky)
     for k in range(4):
         below = v < 0.55 - 0.12 * k + 0.05 * _ridge(rng, size, 1.8)
-        colour = np.array([0.25 + 0.04 * k, 0.34 + 0.07 * k, 0.45 - 0.06 * k])
-        picture = np.where(below[..., None], colour, picture)
+        color = np.array([0.25 + 0.04 * k, 0.34 + 0.07 * k, 0.45 - 0.06 * k])
+        picture = np.where(below[..., None], color, picture)
     return picture
 
 
@@ -341,6 +341,6 @@ def _still(rng):
     picture = np.where(vase[..., None], np.array([0.25, 0.38, 0.55]), picture)
     for _ in range(14):
         cu, cv = rng.normal(0.5, 0.13), rng.normal(0.68, 0.09)
-        colour = np.array([rng.uniform(0.7, 1), rng.uniform(0.2, 0.8), rng.uniform(0.2, 0.5)])
-        picture = np.where(((u - cu) ** 2 + (v - cv) ** 2 < 0.0035)[..., None], colour, picture)
+        color = np.array([rng.uniform(0.7, 1), rng.uniform(0.2, 0.8), rng.uniform(0.2, 0.5)])
+        picture = np.where(((u - cu) ** 2 + (v - cv) ** 2 < 0.0035)[..., None], color, picture)
     return picture * (1 + 0.04 * noise(rng, size, 0.8))[..., None]
