@@ -1,6 +1,7 @@
 """Arrays that processes share: their space is reserved, and without room one sentence says so."""
 
 import errno
+import gc
 import os
 
 import numpy as np
@@ -52,6 +53,7 @@ def test_arrays_are_where_there_is_room(places, monkeypatch, recwarn):
 
 def test_no_room_at_all_is_one_sentence_with_size_and_remedy(monkeypatch):
     asked = full_after(monkeypatch, 99)
+    gc.collect()  # of other tests
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ShoalError) as caught:
         SharedArrays(LAYOUT)
