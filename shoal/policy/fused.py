@@ -236,4 +236,4 @@ def fits(policy: Policy) -> TypeGuard[ActorCritic]:
 
 def _padded(size: int) -> int:
     """A power of two that the tensor cores take."""
-    return max(16, triton.next_power_of_2(size))
+    return max(16, 1 << (size - 1).bit_length())
