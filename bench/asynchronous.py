@@ -32,7 +32,7 @@ SIDES = {
     "asynchronous, first-come": dict(algo="appo", schedule="first-come"),
 }
 HIDDEN = (256, 256)
-SETTINGS = dict(num_envs=16, rollout=128, lr=5e-4, epochs=20, num_minibatches=4, gamma=0.98, threads=1)
+SETTINGS = dict(num_envs=16, rollout_steps=128, lr=5e-4, epochs=20, num_minibatches=4, gamma=0.98, threads=1)
 """To learn takes about two thirds of the time that it takes to act."""
 
 

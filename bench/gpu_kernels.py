@@ -283,17 +283,17 @@ def _last(module: str) -> str:
 # --- Triton ----------------------------------------------------------------------------------------------------------
 
 POLICIES: dict[str, dict[str, Any]] = {
-    "cartpole-64": dict(inputs=4, hidden=(64, 64), activation="tanh", choices=2, shared=False),
-    "tag-grid-32": dict(inputs=6, hidden=(32, 32), activation="relu", choices=5, shared=True),
-    "tag-grid-32-many": dict(inputs=6, hidden=(32, 32), activation="relu", choices=5, shared=True, rows=2**20),
+    "cartpole-64": dict(inputs=4, hidden=(64, 64), activation="tanh", choices=2, shared_encoder=False),
+    "tag-grid-32": dict(inputs=6, hidden=(32, 32), activation="relu", choices=5, shared_encoder=True),
+    "tag-grid-32-many": dict(inputs=6, hidden=(32, 32), activation="relu", choices=5, shared_encoder=True, rows=2**20),
     # Compiling this one takes Triton a minute for sm_80 and for sm_120.
     "tag-continuous-256": dict(
-        inputs=71, hidden=(256, 256), activation="relu", choices=(21, 21), shared=True, archs=(90,)
+        inputs=71, hidden=(256, 256), activation="relu", choices=(21, 21), shared_encoder=True, archs=(90,)
     ),
     "masked-normalized": dict(
-        inputs=20, hidden=(128, 64), activation="elu", choices=9, shared=True, masked=True, normalize=True
+        inputs=20, hidden=(128, 64), activation="elu", choices=9, shared_encoder=True, masked=True, normalize=True
     ),
-    "silu": dict(inputs=40, hidden=(64, 64), activation="silu", choices=(3, 4), shared=False, normalize=True),
+    "silu": dict(inputs=40, hidden=(64, 64), activation="silu", choices=(3, 4), shared_encoder=False, normalize=True),
 }
 """Policies that act in one kernel: sizes; rows of a launch if they are not few; architectures if not all."""
 
@@ -304,15 +304,15 @@ def act_source(name: str) -> tuple[Any, dict[str, int]]:
 
     from shoal.core.spaces import Box, Discrete, MultiDiscrete
     from shoal.core.world import Group
-    from shoal.policy import ActorCritic, mlp_torso
+    from shoal.policy import ActorCritic, mlp_encoder
     from shoal.policy.fused import FusedActor, act_kernel
 
     p = dict(masked=False, normalize=False, rows=4096) | POLICIES[name]
     space = MultiDiscrete(p["choices"]) if isinstance(p["choices"], tuple) else Discrete(p["choices"])
     with torch.device("meta"):
         group = Group("agent", Box(p["inputs"]), space, masked=p["masked"])
-        torso = mlp_torso(p["hidden"], p["activation"])
-        actor = FusedActor(ActorCritic(group, torso, p["shared"], p["normalize"], 0.0))
+        encoder = mlp_encoder(p["hidden"], p["activation"])
+        actor = FusedActor(ActorCritic(group, encoder, p["shared_encoder"], p["normalize"], 0.0))
     if hasattr(actor, "options"):
         constants = actor.options(p["rows"], p["masked"])
     else:  # revisions without that method

@@ -178,15 +178,15 @@ def shoal_trainer(name, envs, rollout, num_minibatches, epochs, **settings):
 
 def training(seconds):
     rows = []
-    lander = dict(envs=16, rollout=256, num_minibatches=8, epochs=4)
-    plain = dict(hidden=(64, 64), activation="tanh", shared=False, normalize_reward=False)
+    lander = dict(envs=16, rollout_steps=256, num_minibatches=8, epochs=4)
+    plain = dict(hidden=(64, 64), activation="tanh", shared_encoder=False, normalize_reward=False)
     contestants = {
         "stable-baselines3": stable_baselines("LunarLander-v3", atari=False, **lander),
         "shoal": shoal_trainer("gym:LunarLander-v3", compile="on", **plain, **lander),
     }
     rates = take_turns(contestants, seconds)
     rows += rows_of("training", "LunarLander-v3, 16 envs, PPO", rates, [("shoal", "stable-baselines3")])
-    pong = dict(envs=16, rollout=64, num_minibatches=4, epochs=4)
+    pong = dict(envs=16, rollout_steps=64, num_minibatches=4, epochs=4)
     contestants = {
         "stable-baselines3": stable_baselines("PongNoFrameskip-v4", atari=True, **pong),
         "shoal": shoal_trainer("ale:pong", compile="on", **pong),

@@ -61,7 +61,7 @@ class Cell:
 
     def words(self, iterations: int, device: str, run_dir: Path) -> list[str]:
         steps = self.num_envs * self.rollout * iterations
-        sizes = f"--num-envs {self.num_envs} --rollout {self.rollout} --total-steps {steps} --checkpoint-every {steps}"
+        sizes = f"--num-envs {self.num_envs} --rollout-steps {self.rollout} --total-steps {steps} --checkpoint-every {steps}"
         rest = f"--eval-episodes 0 --log-every 0 --compile off --threads 1 --device {device}"
         return ["train", self.world, *f"{self.flags} {sizes} {rest}".split(), "--run-dir", str(run_dir)]
 
@@ -74,16 +74,16 @@ CELLS = {
     "a2c": Cell("acrobot", "--algo a2c"),
     "dqn": Cell("cartpole", f"--algo dqn {Q}"),
     "rainbow": Cell("mountain-car", f"--algo rainbow {Q}"),
-    "r2d2": Cell("cartpole", "--algo r2d2 --burn-in 16 --sequence 16 --batch-size 64 --learning-starts 2048"),
+    "r2d2": Cell("cartpole", "--algo r2d2 --burn-in 16 --sequence-length 16 --batch-size 64 --learning-starts 2048"),
     "sac": Cell("pendulum", f"--algo sac {Q}"),
     "td3": Cell("mountain-car-continuous", f"--algo td3 {Q}"),
-    "appo": Cell("cartpole", "--algo appo --max-lag 0"),
-    "impala": Cell("cartpole", "--algo impala --max-lag 0"),
+    "appo": Cell("cartpole", "--algo appo --max-policy-lag 0"),
+    "impala": Cell("cartpole", "--algo impala --max-policy-lag 0"),
     "a3c": Cell("cartpole", "--algo a3c --actors 1", metrics=False),
     "groups": Cell("tag-continuous", "--algo ppo", num_envs=16),
     "one-policy": Cell("tag-grid", "--algo a2c --one-policy", num_envs=32),
     "mixed": Cell("pandemic", "--algo ppo", num_envs=8),
-    "recurrent": Cell("cartpole", "--algo ppo --core lstm --core-size 32"),
+    "recurrent": Cell("cartpole", "--algo ppo --rnn lstm --rnn-size 32"),
     "stacked": Cell("cartpole", "--algo ppo --frame-stack 4 --action-repeat 2 --time-limit 100"),
     "host": Cell("gym:CartPole-v1", "--algo ppo --batch processes --schedule alternating", num_envs=16),
     "host-q": Cell("gym:CartPole-v1", f"--algo dqn {Q} --schedule lockstep", num_envs=16),

@@ -132,7 +132,9 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 # --- what can be measured here ------------------------------------------------------------------------------------
 
-CHECKED = dict(algo="ppo", rollout=32, hidden=(64, 64), epochs=2, num_minibatches=2, threads=1, quiet=True, graph=False)
+CHECKED = dict(
+    algo="ppo", rollout_steps=32, hidden=(64, 64), epochs=2, num_minibatches=2, threads=1, quiet=True, cuda_graphs=False
+)
 """Without graphs: sums through the host cannot be part of one, and one process alone is to do the same."""
 WORLD, BLOCKS, ITERATIONS = "cartpole", 6, 8
 ENVS = {"cpu": 2048, "cuda": 2**17}
@@ -224,7 +226,7 @@ def _measured(device: str, count: int) -> dict[str, float]:
 def check(device: str, counts: list[int]) -> list[dict[str, Any]]:
     """One process and several, each with as many envs, on a core of its own or sharing a GPU, beside the formula."""
     alone = _measured(device, 1)["seconds"]
-    steps = ENVS[device] * CHECKED["rollout"]
+    steps = ENVS[device] * CHECKED["rollout_steps"]
 
     def row(figure: str, count: int, seconds: float, **more: float) -> dict[str, Any]:
         rate = count * steps / seconds

@@ -19,15 +19,17 @@ from shoal.runs.jobs import make_job
 from shoal.tools import bench
 from shoal.training.memory_estimate import estimate
 
-PPO = dict(algo="ppo", rollout=32, epochs=4, num_minibatches=4, hidden=(64, 64), activation="tanh", shared=False)
-A2C = dict(algo="a2c", rollout=100, hidden=(32, 32), activation="relu", shared=True)
-GRID = dict(hidden=(32, 32), activation="relu", shared=True, one_policy=True)
+PPO = dict(
+    algo="ppo", rollout_steps=32, epochs=4, num_minibatches=4, hidden=(64, 64), activation="tanh", shared_encoder=False
+)
+A2C = dict(algo="a2c", rollout_steps=100, hidden=(32, 32), activation="relu", shared_encoder=True)
+GRID = dict(hidden=(32, 32), activation="relu", shared_encoder=True, one_policy=True)
 BOARD = dict(size=100, max_steps=100, random_start=False)
-GRID_A2C = dict(algo="a2c", rollout=100, lr=1e-3, gamma=0.98, entropy=0.05, max_grad_norm=3.0, **GRID)
-GRID_PPO = dict(algo="ppo", rollout=100, epochs=2, num_minibatches=4, **GRID)
-SQUARE = dict(num_envs=100, rollout=250, hidden=(256, 256), activation="relu", shared=True)
+GRID_A2C = dict(algo="a2c", rollout_steps=100, lr=1e-3, gamma=0.98, ent_coef=0.05, max_grad_norm=3.0, **GRID)
+GRID_PPO = dict(algo="ppo", rollout_steps=100, epochs=2, num_minibatches=4, **GRID)
+SQUARE = dict(num_envs=100, rollout_steps=250, hidden=(256, 256), activation="relu", shared_encoder=True)
 SQUARE_A2C = dict(
-    algo="a2c", lr=1e-3, gamma=0.98, entropy=0.05, max_grad_norm=0.5, per_group="runner.lr=5e-3", **SQUARE
+    algo="a2c", lr=1e-3, gamma=0.98, ent_coef=0.05, max_grad_norm=0.5, per_group="runner.lr=5e-3", **SQUARE
 )
 SQUARE_PPO = dict(algo="ppo", epochs=2, num_minibatches=4, **SQUARE)
 HUNDRED = dict(taggers=10, runners=100, max_steps=500, own_frame=False)

@@ -1,4 +1,4 @@
-"""A network of one's own in place of the MLP. `shoal train cartpole --policy examples/own_network.py:Residual`."""
+"""A network of one's own in place of the MLP. `shoal train cartpole --encoder examples/own_network.py:Residual`."""
 
 import math
 
@@ -23,5 +23,5 @@ class Residual(nn.Module):
 if __name__ == "__main__":
     import shoal
 
-    run = shoal.train("cartpole", policy=f"{__file__}:Residual", total_steps=5e5)
+    run = shoal.train("cartpole", encoder=f"{__file__}:Residual", total_steps=5e5)
     print(run.evaluate(episodes=20))

@@ -63,7 +63,7 @@ class Rocket(KernelWorld):
     state = dict(height=Field(float, unit="m"), speed=Field(float, unit="m/s"))
     groups = (Group("rocket", observation=Box(2), action=Discrete(2)),)
     step, reset, observe = fly, launch, look
-    settings = dict(common=dict(total_steps=500_000, num_envs=128, rollout=64, lr=2e-3, normalize_reward=True))
+    settings = dict(common=dict(total_steps=500_000, num_envs=128, rollout_steps=64, lr=2e-3, normalize_reward=True))
 
     def picture(self, canvas, env):
         """What a recording shows; arrays of the store are torch tensors."""

@@ -21,7 +21,7 @@ class Rocket(KernelWorld):
 
     state = dict(height=Field(float, unit="m"), speed=Field(float, unit="m/s"))
     groups = (Group("rocket", observation=Box(2), action=Discrete(2)),)
-    settings = dict(common=dict(total_steps=500_000, num_envs=128, rollout=64, lr=2e-3, normalize_reward=True))
+    settings = dict(common=dict(total_steps=500_000, num_envs=128, rollout_steps=64, lr=2e-3, normalize_reward=True))
 
     def step(self, s):
         """Change the arrays in place."""

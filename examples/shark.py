@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import warp as wp
 
-from shoal.core import Box, Discrete, Each, Field, Group, KernelWorld, Places, Random, sincos, uniform4
+from shoal.core import Box, Discrete, Field, ForGroup, Group, KernelWorld, Layout2D, Random, sincos, uniform4
 
 Floats = wp.array2d[float]  # [env, agent]
 GRIP = 0.15  # turn per step of an animal that makes 1 m per step [rad]
@@ -159,11 +159,13 @@ class Shark(KernelWorld):
     @staticmethod
     def groups(config):
         spaces = dict(observation=Box(6 * SEEN + 4), action=Discrete(3))
-        return Group("fish", agents=config.fish, leaves=True, **spaces), Group("shark", agents=config.sharks, **spaces)
+        return Group("fish", agents=config.fish, can_leave=True, **spaces), Group(
+            "shark", agents=config.sharks, **spaces
+        )
 
-    step = [Each("fish", swim), Each("shark", swim), bite]
-    reset = [Each("fish", start_fish), Each("shark", start_sharks), start_count]
-    observe = [Each("fish", look), Each("shark", look)]
+    step = [ForGroup("fish", swim), ForGroup("shark", swim), bite]
+    reset = [ForGroup("fish", start_fish), ForGroup("shark", start_sharks), start_count]
+    observe = [ForGroup("fish", look), ForGroup("shark", look)]
     reports = ("eaten",)
-    places = Places(size="size", heading="{group}_course")
-    settings = dict(common=dict(total_steps=100_000, num_envs=64, rollout=32, lr=1e-3))
+    layout = Layout2D(size="size", heading="{group}_course")
+    settings = dict(common=dict(total_steps=100_000, num_envs=64, rollout_steps=32, lr=1e-3))

@@ -115,12 +115,12 @@ def _resume(words: list[str]) -> int:
 
 def _to_the_end(train: Callable) -> int:
     """Train; then say where the results are and what to try next. Of several processes, one talks."""
-    from shoal.core.launch_info import find_place, follows
+    from shoal.core.launch_info import find_launch_info, follows
     from shoal.runs.interrupts import ended_at_second_signal
     from shoal.runs.session import Stopped
 
     try:
-        with ended_at_second_signal() if find_place() is None else nullcontext():  # a launcher ends its processes
+        with ended_at_second_signal() if find_launch_info() is None else nullcontext():  # a launcher ends its processes
             run = train()
     except Stopped as stop:
         if not follows():

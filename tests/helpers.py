@@ -167,7 +167,9 @@ def random_rollout(
     rng = np.random.default_rng(seed)
     if group is None:
         every = 3 if waits else 1
-        group = Group("g", observation=Box(1), action=Discrete(2), agents=agents, leaves=leaves, every=every)
+        group = Group(
+            "g", observation=Box(1), action=Discrete(2), agents=agents, can_leave=leaves, action_interval=every
+        )
     rollout = allocate([group], steps, envs, steps, torch.device("cpu"))
     rollout.reward.copy_(torch.as_tensor(rng.normal(size=(steps, envs, agents))))
     rollout.terminated.copy_(torch.as_tensor(rng.random((steps, envs)) < terminates))
@@ -179,8 +181,8 @@ def random_rollout(
             alive[t + 1] &= alive[t] | ~going_on
         rollout.alive.copy_(torch.as_tensor(alive))
         rollout.final_alive.copy_(torch.as_tensor(rng.random((steps, envs, agents)) < 0.7))
-    if rollout.acting is not None:
-        rollout.acting.copy_(torch.as_tensor(rng.random((steps + 1, envs, agents)) < 0.4))
+    if rollout.is_decision_step is not None:
+        rollout.is_decision_step.copy_(torch.as_tensor(rng.random((steps + 1, envs, agents)) < 0.4))
     return rollout
 
 
@@ -193,13 +195,13 @@ def advantage_twin(rollout: Rollout, value, final_value, gamma, gae_lambda, scal
     def flags(tensor, rows: int) -> np.ndarray:
         return np.ones((rows, envs, agents), bool) if tensor is None else tensor.numpy()
 
-    alive, acting = flags(rollout.alive, steps + 1), flags(rollout.acting, steps + 1)
+    alive, is_decision_step = flags(rollout.alive, steps + 1), flags(rollout.is_decision_step, steps + 1)
     final_alive = flags(rollout.final_alive, steps)
     advantage = np.zeros_like(reward)
     for n in range(envs):
         only_cut = truncated[:, n] & ~terminated[:, n]
         for a in range(agents):
-            for first in np.flatnonzero(alive[:-1, n, a] & acting[:-1, n, a]):
+            for first in np.flatnonzero(alive[:-1, n, a] & is_decision_step[:-1, n, a]):
                 t, weight, over = first, 1.0, False
                 while not over:
                     gain, discount, u, tail = 0.0, 1.0, t, None
@@ -214,7 +216,7 @@ def advantage_twin(rollout: Rollout, value, final_value, gamma, gae_lambda, scal
                             tail, over = 0.0, True
                         elif u + 1 == steps:
                             tail, over = value[steps, n, a], True
-                        elif acting[u + 1, n, a]:
+                        elif is_decision_step[u + 1, n, a]:
                             tail = value[u + 1, n, a]
                         u += 1
                     advantage[first, n, a] += weight * (gain + discount * tail - value[t, n, a])

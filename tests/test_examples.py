@@ -17,7 +17,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 def test_demo(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     sizes = dict(taggers=2, runners=6, max_steps=20)
-    small = dict(total_steps=512, num_envs=8, rollout=8, eval_episodes=4, device="cpu", world_config=sizes)
+    small = dict(total_steps=512, num_envs=8, rollout_steps=8, eval_episodes=4, device="cpu", world_config=sizes)
     runpy.run_path(str(EXAMPLES / "demo.py"))["main"](**small)
     out = capsys.readouterr().out
     for word in ("learning curve", "recording", "Try next"):
@@ -63,7 +63,7 @@ def test_the_tutorial_is_the_example_in_pieces():
 def test_the_commands_of_the_tutorial_run(tmp_path, monkeypatch):
     """In their order, each as it stands but for its length."""
     monkeypatch.chdir(tmp_path)
-    train = "--total-steps 1024 --num-envs 16 --rollout 16 --eval-episodes 2 --device cpu --quiet --run-dir"
+    train = "--total-steps 1024 --num-envs 16 --rollout-steps 16 --eval-episodes 2 --device cpu --quiet --run-dir"
     shorter = {
         "check": ["--steps", "30", "--no-debug", "--device", "cpu"],
         "eval": ["--episodes", "2", "--device", "cpu"],

@@ -61,6 +61,6 @@ def test_making_a_policy_leaves_random_states_alone():
 
 def test_training_leaves_random_states_alone(tmp_path):
     before = states()
-    sizes = dict(num_envs=4, rollout=8, total_steps=64, eval_episodes=1)
+    sizes = dict(num_envs=4, rollout_steps=8, total_steps=64, eval_episodes=1)
     shoal.train("cartpole", run_dir=tmp_path / "run", device="cpu", quiet=True, **sizes)
     assert states() == before

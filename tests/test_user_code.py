@@ -214,7 +214,18 @@ def check(file, mistake, tmp_path, capfd, words):
     text = file.replace(mistake.good, mistake.bad)
     place = tmp_path / "mine.py"
     place.write_text(text)
-    sizes = ["--num-envs", "8", "--rollout", "16", "--num-minibatches", "2", "--eval-episodes", "0", "--device", "cpu"]
+    sizes = [
+        "--num-envs",
+        "8",
+        "--rollout-steps",
+        "16",
+        "--num-minibatches",
+        "2",
+        "--eval-episodes",
+        "0",
+        "--device",
+        "cpu",
+    ]
     flags = [*sizes, "--total-steps", "4096", "--quiet", "--run-dir", str(tmp_path / "run")]
     assert main(["train", *(word.replace("FILE", str(place)) for word in words), *flags]) == mistake.code
     told = capfd.readouterr().err
@@ -244,7 +255,7 @@ def test_a_mistake_in_an_env_of_a_worker_is_one_sentence(name, tmp_path, capfd):
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_mistake_in_a_network_is_one_sentence(name, tmp_path, capfd):
-    check(NETWORK, NETWORKS[name], tmp_path, capfd, ["cartpole", "--policy", "FILE:Net"])
+    check(NETWORK, NETWORKS[name], tmp_path, capfd, ["cartpole", "--encoder", "FILE:Net"])
 
 
 class Batch(gym.vector.VectorEnv):
@@ -293,7 +304,7 @@ def test_mistakes_after_training_are_one_sentence_too(tmp_path, capfd):
         "64",
         "--num-envs",
         "4",
-        "--rollout",
+        "--rollout-steps",
         "16",
         "--num-minibatches",
         "2",

@@ -20,7 +20,7 @@ class A2CConfig(PolicyGradientConfig):
 
     lr: float = 1e-3
     """Learning rate; with --lr-scale, of batches of --lr-batch samples."""
-    entropy: float = 0.01
+    ent_coef: float = 0.01
     """Weight of the entropy bonus."""
 
 
@@ -48,14 +48,14 @@ class A3CConfig(A2CConfig):
         super().__post_init__()
         require("actors", self.actors, 1 <= self.actors <= MOST_THREADS, f"from 1 to {MOST_THREADS}")
 
-    def check_rollout(self, steps: int, lanes: int, core: bool) -> None:
+    def check_rollout(self, steps: int, lanes: int, rnn: bool) -> None:
         if lanes % self.actors:
             raise ShoalError(
                 f"{lanes} envs x agents cannot be shared out evenly to {self.actors} actors; change --num-envs or "
                 "--actors."
             )
 
-    def check_processes(self, steps: int, lanes: int, core: bool, processes: int) -> None:
+    def check_processes(self, steps: int, lanes: int, rnn: bool, processes: int) -> None:
         if processes > 1:
             raise ShoalError("A3C's actors share the memory of one process; use --actors, not --processes or --gpus.")
 
@@ -76,4 +76,4 @@ class A2C(PolicyGradient):
         )
 
     def _learn(self) -> None:
-        self._descend(*self._gradient(None, *self._totals([None])), torch.ones((), device=self.device))
+        self._optimizer_step(*self._gradient(None, *self._totals([None])), torch.ones((), device=self.device))

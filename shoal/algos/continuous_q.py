@@ -40,11 +40,11 @@ class DDPGConfig(OffPolicyConfig):
     """Networks that tell what actions are worth; where several do, the lowest counts."""
     policy_delay: int = 1
     """Steps of the critics for each one of the actor and of the target networks."""
-    target_noise: float = 0.0
+    target_policy_noise: float = 0.0
     """Spread of the noise that targets add to the actor's choice, in halves of the actions' range."""
-    target_clip: float = 0.5
+    target_noise_clip: float = 0.5
     """Largest size of that noise."""
-    exploration: float = 0.1
+    exploration_noise: float = 0.1
     """Spread of the noise with which a deterministic actor acts, in halves of the actions' range."""
     stochastic: bool = False
     """Let the actor draw its actions from a distribution and pay it for entropy."""
@@ -53,13 +53,13 @@ class DDPGConfig(OffPolicyConfig):
     target_entropy: float | None = None
     """Entropy that a learned temperature aims at (none: -1 for each number of an action)."""
 
-    network: ClassVar[tuple[str, ...]] = ("critics", "stochastic", "exploration", "temperature")
+    network: ClassVar[tuple[str, ...]] = ("critics", "stochastic", "exploration_noise", "temperature")
 
     def __post_init__(self):
         super().__post_init__()
         for name in ("critics", "policy_delay"):
             require(name.replace("_", "-"), getattr(self, name), getattr(self, name) >= 1, "at least 1")
-        for name in ("target_noise", "target_clip", "exploration"):
+        for name in ("target_policy_noise", "target_noise_clip", "exploration_noise"):
             require(name.replace("_", "-"), getattr(self, name), getattr(self, name) >= 0, "at least 0")
         require("tau", self.tau, 0 < self.tau <= 1, "above 0 and at most 1")
         require("temperature", self.temperature, self.temperature is None or self.temperature > 0, "above 0")
@@ -72,9 +72,9 @@ class DDPGConfig(OffPolicyConfig):
     def unsupported(cls, group: Group) -> str:
         return no_bounded_box(group) or super().unsupported(group)
 
-    def check_core(self, core: bool) -> None:
-        if core:
-            raise ShoalError("DDPG, TD3 and SAC have no use for a core; use --core none, or --algo ppo or a2c.")
+    def check_rnn(self, rnn: bool) -> None:
+        if rnn:
+            raise ShoalError("DDPG, TD3 and SAC have no use for an RNN; use --rnn none, or --algo ppo or a2c.")
 
     def entropy_of(self, group: Group) -> float:
         """The entropy that is aimed at."""
@@ -89,7 +89,7 @@ class TD3Config(DDPGConfig):
     """Networks that tell what actions are worth; where several do, the lowest counts."""
     policy_delay: int = 2
     """Steps of the critics for each one of the actor and of the target networks."""
-    target_noise: float = 0.2
+    target_policy_noise: float = 0.2
     """Spread of the noise that targets add to the actor's choice, in halves of the actions' range."""
 
     like: ClassVar[str] = "ddpg"
@@ -137,7 +137,7 @@ class ContinuousQ(OffPolicy):
         self._explore()
         self.set_progress(0.0)
 
-    def learned(self) -> dict[str, nn.Module]:
+    def trainable_parts(self) -> dict[str, nn.Module]:
         return {"critics": self.policy.critics, "actor": self.policy.actor}
 
     # --- one update -------------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ class ContinuousQ(OffPolicy):
         for normal in self.noise[:-1]:
             sample = self.replay.sample(self.batch, self.beta)
             found = self._critic_losses(sample, normal)
-            self._descend(found, self.optimizer.gradient(found["loss"]), go)
+            self._optimizer_step(found, self.optimizer.gradient(found["loss"]), go)
             if self.config.prioritized:
                 self.replay.update_priorities(sample.place, found["error"])
         found = self._actor_losses(sample, self.noise[-1])
@@ -158,10 +158,10 @@ class ContinuousQ(OffPolicy):
             for name in self.per_update:
                 self.metrics[name].add_(found[name].detach())
             self._count()
-            self._follow(self.config.tau)
+            self._soft_update(self.config.tau)
 
-    def due(self, made: int) -> int:
-        found = super().due(made)
+    def updates_due(self, made: int) -> int:
+        found = super().updates_due(made)
         self._explore()
         return found
 
@@ -173,12 +173,12 @@ class ContinuousQ(OffPolicy):
     def _critic_losses_eager(self, sample: Sample, normal: torch.Tensor) -> dict[str, torch.Tensor]:
         """1/2 (Q(s, a) - y)^2, summed over the critics: y = r + gamma^n (min Q'(s', a') - alpha log pi(a'|s'))."""
         with torch.no_grad():
-            action, log_prob = self._aimed(sample.later, normal)
+            action, log_prob = self._target_action(sample.later, normal)
             with self._precision():
-                ahead = self.target.worth(sample.later, action).amin(dim=0)
+                ahead = self.target.q_values(sample.later, action).amin(dim=0)
             aim = sample.reward + sample.discount * (ahead - self._temperature() * log_prob)
         with self._precision():
-            worth = self.policy.worth(sample.seen, sample.action)
+            worth = self.policy.q_values(sample.seen, sample.action)
         error = worth - aim
         off = error.detach().abs().mean(dim=0)
         return dict(
@@ -188,7 +188,7 @@ class ContinuousQ(OffPolicy):
             td_error=off.mean(),
         )
 
-    def _aimed(self, seen: torch.Tensor, normal: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _target_action(self, seen: torch.Tensor, normal: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What would be done next [batch, size], and its log-probability, 0 for a deterministic actor.
 
         A stochastic actor draws anew; of a deterministic one the target network chooses, with noise added.
@@ -198,7 +198,7 @@ class ContinuousQ(OffPolicy):
             params = (self.policy if c.stochastic else self.target).distribution(seen)
         if c.stochastic:
             return head.drawn(params, normal)
-        noise = (c.target_noise * normal).clamp(-c.target_clip, c.target_clip)
+        noise = (c.target_policy_noise * normal).clamp(-c.target_noise_clip, c.target_noise_clip)
         return (torch.tanh(params) + noise).clamp(-1.0, 1.0), torch.zeros_like(normal[:, 0])
 
     def _actor_losses_eager(self, sample: Sample, normal: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -211,7 +211,7 @@ class ContinuousQ(OffPolicy):
         else:
             action, log_prob = torch.tanh(params), torch.zeros_like(sample.reward)
         with self._precision():
-            worth = self.policy.worth(sample.seen, action).amin(dim=0)
+            worth = self.policy.q_values(sample.seen, action).amin(dim=0)
         counts = (sample.weight > 0).float()
         temperature = self._temperature()
         loss = (counts * (temperature * log_prob - worth)).mean()
@@ -227,8 +227,8 @@ class ContinuousQ(OffPolicy):
 
     # --- between updates -------------------------------------------------------------------------------------------
 
-    def remark(self) -> str:
-        return f"{super().remark()}; target networks following by {self.config.tau:g}"
+    def describe(self) -> str:
+        return f"{super().describe()}; target networks following by {self.config.tau:g}"
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         names = (f"target.{name}" for name in self.optimizers)

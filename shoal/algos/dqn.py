@@ -3,7 +3,7 @@
 Double (van Hasselt et al. 2016), dueling (Wang et al. 2016), prioritized replay (Schaul et al. 2016), n-step targets,
 categorical values (C51, Bellemare et al. 2017), quantiles (QR-DQN, Dabney et al. 2018), noisy networks (Fortunato et
 al. 2018); all but quantiles together are Rainbow (Hessel et al. 2018). Exploration rates may differ between envs
-(Ape-X, Horgan et al. 2018). A policy with a core learns from sequences, whose first rows only warm the core up (R2D2,
+(Ape-X, Horgan et al. 2018). A policy with an RNN learns from sequences, whose first rows only warm the rnn up (R2D2,
 Kapturowski et al. 2019), and values may be rescaled (Pohlen et al. 2018).
 
 The target network's period is counted in updates.
@@ -42,9 +42,9 @@ class QConfig(OffPolicyConfig):
     """Updates between two copies to the target network."""
     tau: float | None = None
     """Let the target network follow by this share of the way at every update instead (none: by copies)."""
-    huber: float | None = 1.0
+    huber_delta: float | None = 1.0
     """Largest pull of a plain Q-value's error (none: no limit): low for returns of about 1, none for large ones."""
-    double: bool = False
+    double_q: bool = False
     """Let the network that learns choose the action that the target network judges."""
     dueling: bool = False
     """Split Q-values into a value of the state and advantages of the choices."""
@@ -58,7 +58,7 @@ class QConfig(OffPolicyConfig):
     """Quantiles that make up a Q-value (0: none; QR-DQN: 200)."""
     noisy: bool = False
     """Explore by noise in the last layer's weights, besides epsilon."""
-    epsilon: float = 1.0
+    exploration_initial_eps: float = 1.0
     """How often agents act at random at first."""
     exploration_final_eps: float = 0.05
     """How often they do so later."""
@@ -67,9 +67,9 @@ class QConfig(OffPolicyConfig):
     apex_alpha: float = 0.0
     """Let the envs differ: epsilon^(1 + spread i / (N - 1)) for env i of N (Ape-X: 7)."""
     burn_in: int = 32
-    """With a core: steps that each sequence begins with to warm the core up, and that are not learned from."""
-    sequence: int = 64
-    """With a core: steps of each sequence that are learned from; a batch has batch-size / sequence of them."""
+    """With an RNN: steps that each sequence begins with to warm the rnn up, and that are not learned from."""
+    sequence_length: int = 64
+    """With an RNN: steps of each sequence that are learned from; a batch has batch-size / sequence-length of them."""
     rescale: bool = False
     """Learn h(Q) = sign(Q) (sqrt(|Q| + 1) - 1) + Q / 1000 in place of Q: for rewards of all sizes."""
 
@@ -77,13 +77,13 @@ class QConfig(OffPolicyConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        for name in ("target_update_interval", "atoms", "sequence"):
+        for name in ("target_update_interval", "atoms", "sequence_length"):
             require(name.replace("_", "-"), getattr(self, name), getattr(self, name) >= 1, "at least 1")
         for name in ("quantiles", "apex_alpha", "burn_in"):
             require(name.replace("_", "-"), getattr(self, name), getattr(self, name) >= 0, "at least 0")
-        for name in ("epsilon", "exploration_final_eps", "exploration_fraction"):
+        for name in ("exploration_initial_eps", "exploration_final_eps", "exploration_fraction"):
             require(name.replace("_", "-"), getattr(self, name), 0 <= getattr(self, name) <= 1, "between 0 and 1")
-        require("huber", self.huber, self.huber is None or self.huber > 0, "above 0")
+        require("huber-delta", self.huber_delta, self.huber_delta is None or self.huber_delta > 0, "above 0")
         require("tau", self.tau, self.tau is None or 0 < self.tau <= 1, "above 0 and at most 1")
         require("v-max", self.v_max, self.v_max > self.v_min, f"above --v-min ({self.v_min:g})")
         if self.atoms > 1 and self.quantiles:
@@ -95,33 +95,36 @@ class QConfig(OffPolicyConfig):
                 "--rescale is for Q-values that are plain numbers; use --atoms 1 and --quantiles 0 with it."
             )
 
-    def span(self, core: bool) -> tuple[int, int]:
-        return (self.burn_in, self.sequence) if core else (0, 0)
+    def span(self, rnn: bool) -> tuple[int, int]:
+        return (self.burn_in, self.sequence_length) if rnn else (0, 0)
 
     @classmethod
     def unsupported(cls, group: Group) -> str:
         return no_choices(group) or super().unsupported(group)
 
-    def check_rollout(self, steps: int, lanes: int, core: bool) -> None:
-        if core and (self.burn_in % steps or self.sequence % steps):
-            near = [max(least, round(rows / steps)) * steps for rows, least in ((self.burn_in, 0), (self.sequence, 1))]
+    def check_rollout(self, steps: int, lanes: int, rnn: bool) -> None:
+        if rnn and (self.burn_in % steps or self.sequence_length % steps):
+            near = [
+                max(least, round(rows / steps)) * steps
+                for rows, least in ((self.burn_in, 0), (self.sequence_length, 1))
+            ]
             raise ShoalError(
-                f"A policy with a core learns from whole rollouts, but --burn-in {self.burn_in} and --sequence "
-                f"{self.sequence} are no multiples of --rollout {steps}; use --burn-in {near[0]} --sequence {near[1]}, "
-                "or another --rollout."
+                f"A policy with an RNN learns from whole rollouts, but --burn-in {self.burn_in} and --sequence-length "
+                f"{self.sequence_length} are no multiples of --rollout-steps {steps}; use --burn-in {near[0]} --sequence-length {near[1]}, "
+                "or another --rollout-steps."
             )
-        if core and self.batch_size % self.sequence:
-            batch = max(1, round(self.batch_size / self.sequence)) * self.sequence
+        if rnn and self.batch_size % self.sequence_length:
+            batch = max(1, round(self.batch_size / self.sequence_length)) * self.sequence_length
             raise ShoalError(
-                f"A policy with a core learns from whole sequences, but --batch-size {self.batch_size} is no multiple "
-                f"of --sequence {self.sequence}; use --batch-size {batch}, or another --sequence."
+                f"A policy with an RNN learns from whole sequences, but --batch-size {self.batch_size} is no multiple "
+                f"of --sequence-length {self.sequence_length}; use --batch-size {batch}, or another --sequence-length."
             )
-        super().check_rollout(steps, lanes, core)
+        super().check_rollout(steps, lanes, rnn)
 
     def epsilon_at(self, done: float) -> float:
         """How often agents act at random after a share `done` of the run."""
         t = 1.0 if done >= self.exploration_fraction else done / self.exploration_fraction
-        return self.epsilon + (self.exploration_final_eps - self.epsilon) * t
+        return self.exploration_initial_eps + (self.exploration_final_eps - self.exploration_initial_eps) * t
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,7 @@ class RainbowConfig(QConfig):
 
     n_step: int = 3
     """Rewards that a target sums before it looks at a value."""
-    double: bool = True
+    double_q: bool = True
     """Let the network that learns choose the action that the target network judges."""
     dueling: bool = True
     """Split Q-values into a value of the state and advantages of the choices."""
@@ -148,7 +151,7 @@ class RainbowConfig(QConfig):
 
 @dataclass(frozen=True)
 class R2D2Config(QConfig):
-    """Settings of R2D2: a policy with a core, learned from sequences."""
+    """Settings of R2D2: a policy with an RNN, learned from sequences."""
 
     lr: float = 5e-4
     """Learning rate; with --lr-scale, of batches of --lr-batch samples."""
@@ -162,7 +165,7 @@ class R2D2Config(QConfig):
     """How often a transition is learned from on average: samples drawn over samples made."""
     n_step: int = 5
     """Rewards that a target sums before it looks at a value."""
-    double: bool = True
+    double_q: bool = True
     """Let the network that learns choose the action that the target network judges."""
     dueling: bool = True
     """Split Q-values into a value of the state and advantages of the choices."""
@@ -172,27 +175,27 @@ class R2D2Config(QConfig):
     """Power of the error that the probability of a transition grows with."""
     priority_beta: float = 0.6
     """How far weights make up for the priorities at the start of the run; at its end they do so fully (1)."""
-    epsilon: float = 0.4
+    exploration_initial_eps: float = 0.4
     """How often agents act at random at first."""
     exploration_final_eps: float = 0.4
     """How often they do so later."""
     apex_alpha: float = 7.0
     """Let the envs differ: epsilon^(1 + spread i / (N - 1)) for env i of N (Ape-X: 7)."""
     burn_in: int = 40
-    """With a core: steps that each sequence begins with to warm the core up, and that are not learned from."""
-    sequence: int = 80
-    """With a core: steps of each sequence that are learned from; a batch has batch-size / sequence of them."""
+    """With an RNN: steps that each sequence begins with to warm the rnn up, and that are not learned from."""
+    sequence_length: int = 80
+    """With an RNN: steps of each sequence that are learned from; a batch has batch-size / sequence-length of them."""
     rescale: bool = True
     """Learn h(Q) = sign(Q) (sqrt(|Q| + 1) - 1) + Q / 1000 in place of Q: for rewards of all sizes."""
 
-    run: ClassVar[dict[str, Any]] = dict(core="lstm", rollout=40)
+    run: ClassVar[dict[str, Any]] = dict(rnn="lstm", rollout_steps=40)
 
-    def check_core(self, core: bool) -> None:
-        if not core:
-            raise ShoalError("R2D2 learns what to remember and needs a core; use --core lstm or gru, or --algo dqn.")
+    def check_rnn(self, rnn: bool) -> None:
+        if not rnn:
+            raise ShoalError("R2D2 learns what to remember and needs an RNN; use --rnn lstm or gru, or --algo dqn.")
 
 
-class Lesson(NamedTuple):
+class TDBatch(NamedTuple):
     """What an update learns from, one row per transition."""
 
     numbers: torch.Tensor
@@ -242,20 +245,20 @@ class QLearner(OffPolicy):
             plan()
         sample = self._drawn()
         found = self._losses(sample)
-        self._descend(found, self.optimizer.gradient(found["loss"]), torch.ones((), device=self.device))
+        self._optimizer_step(found, self.optimizer.gradient(found["loss"]), torch.ones((), device=self.device))
         with torch.no_grad():
             if self.config.prioritized:
                 self.replay.update_priorities(sample.place, found["error"].detach())
             self._count()
             c = self.config
-            self._follow((self.updates % c.target_update_interval == 0).float() if c.tau is None else c.tau)
+            self._soft_update((self.updates % c.target_update_interval == 0).float() if c.tau is None else c.tau)
 
     def _drawn(self) -> Sample | Sequences:
-        """Fresh experience: transitions, or with a core sequences."""
-        if self.policy.core is None:
+        """Fresh experience: transitions, or with an RNN sequences."""
+        if self.policy.rnn is None:
             return self.replay.sample(self.batch, self.beta)
-        count = self.batch // self.sequence
-        return self.replay.sample_sequences(count, self.burn_in, self.sequence, self.beta)
+        count = self.batch // self.sequence_length
+        return self.replay.sample_sequences(count, self.burn_in, self.sequence_length, self.beta)
 
     def _losses_eager(self, sample: Sample | Sequences) -> dict[str, torch.Tensor]:
         """The loss, and by how much each sample was off; what the parts of an action lose is added up."""
@@ -266,7 +269,7 @@ class QLearner(OffPolicy):
             own = _pick(part, lesson.action[:, i])
             lost, off = self._lost(own, lesson.ahead[:, i], lesson)
             loss, error = loss + lost, error + off
-            told = head.worth(own.detach().unsqueeze(1)).squeeze(1)
+            told = head.q_values(own.detach().unsqueeze(1)).squeeze(1)
             worth = worth + (losses.unscaled(told) if self.config.rescale else told) / len(head.nvec)
         found = dict(loss=(lesson.weight * loss).mean(), q_value=worth.mean(), td_error=error.detach().mean())
         if isinstance(sample, Sequences):
@@ -276,23 +279,23 @@ class QLearner(OffPolicy):
             error = _sequence_error(error, counts)
         return dict(found, error=error)
 
-    def _single(self, sample: Sample) -> Lesson:
+    def _single(self, sample: Sample) -> TDBatch:
         """What there is to learn from single transitions."""
         with self._precision():
-            numbers = self.policy.numbers(sample.seen)
+            numbers = self.policy.q_logits(sample.seen)
             with torch.no_grad():
-                later = self.target.numbers(sample.later)
-                judge = self.policy.numbers(sample.later) if self.config.double else later
+                later = self.target.q_logits(sample.later)
+                judge = self.policy.q_logits(sample.later) if self.config.double_q else later
         ahead = self._best(later, judge, sample.later_mask)
         action = sample.action.view(len(sample.place), -1).long()
-        return Lesson(numbers, ahead, action, sample.reward, sample.discount, sample.weight)
+        return TDBatch(numbers, ahead, action, sample.reward, sample.discount, sample.weight)
 
-    def _along(self, sample: Sequences) -> Lesson:
+    def _along(self, sample: Sequences) -> TDBatch:
         """What there is to learn along sequences, row after row: both networks warm up first, without a gradient.
 
         The numbers of the rows from there on and, after them, of the final observations are what targets look at.
         """
-        burn_in, length = self.burn_in, self.sequence
+        burn_in, length = self.burn_in, self.sequence_length
         seen, ended, final = sample.seen[burn_in:], sample.terminated | sample.truncated, sample.final_seen
         with self._precision():
             with torch.no_grad():
@@ -301,7 +304,7 @@ class QLearner(OffPolicy):
             numbers, states = self.policy.sequence(seen, state, ended[burn_in:])
             with torch.no_grad():
                 judge = later = torch.cat([later, self._finals(self.target, sample, then)])
-                if self.config.double:
+                if self.config.double_q:
                     judge = torch.cat([numbers.detach(), self._finals(self.policy, sample, states.detach())])
         mask = sample.mask
         if mask is not None:
@@ -310,7 +313,7 @@ class QLearner(OffPolicy):
         batch = len(sample.place)
         place = (sample.later[burn_in:] - burn_in) * batch + torch.arange(batch, device=self.device)
         learned = slice(burn_in, burn_in + length)
-        return Lesson(
+        return TDBatch(
             numbers[:length].flatten(0, 1),
             ahead[place.flatten()],
             sample.action[learned].reshape(length * batch, -1).long(),
@@ -330,18 +333,18 @@ class QLearner(OffPolicy):
         """A network's numbers [F, batch, choices, width] of final observations, given its states after the burn-in."""
         place = (sample.final_row - self.burn_in).clamp(min=0)  # those of the burn-in, or not there, are not asked for
         then = states.gather(0, place.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
-        numbers = network.numbers(sample.final_seen.flatten(0, 1), then.flatten(0, 1))
+        numbers = network.q_logits(sample.final_seen.flatten(0, 1), then.flatten(0, 1))
         return numbers.unflatten(0, place.shape)
 
     def _best(self, later: torch.Tensor, judge: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         """Numbers [n, parts, width], out of `later` [n, choices, width], of the choices that `judge` holds for best."""
         head = self.policy.head
         with torch.no_grad():
-            chosen = head.best(head.worth(judge, mask))
+            chosen = head.best(head.q_values(judge, mask))
             parts = enumerate(later.split(head.nvec, dim=1))
             return torch.stack([_pick(part, chosen[:, i]) for i, part in parts], dim=1)
 
-    def _lost(self, own: torch.Tensor, ahead: torch.Tensor, lesson: Lesson) -> tuple[torch.Tensor, torch.Tensor]:
+    def _lost(self, own: torch.Tensor, ahead: torch.Tensor, lesson: TDBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Loss and size of the error [n] of numbers [n, width], given those n steps later."""
         head = self.policy.head
         if head.atoms > 1:
@@ -357,7 +360,7 @@ class QLearner(OffPolicy):
             lost = losses.quantile_loss(own, aim)
             return lost, lost
         error = (own - aim).squeeze(-1)
-        return losses.huber(error, self.config.huber), error.abs()
+        return losses.huber(error, self.config.huber_delta), error.abs()
 
     # --- between updates -------------------------------------------------------------------------------------------
 
@@ -368,11 +371,15 @@ class QLearner(OffPolicy):
         assert self.rollout.epsilon is not None
         self.rollout.epsilon.copy_(torch.pow(c.epsilon_at(done), self._spread))
 
-    def remark(self) -> str:
+    def describe(self) -> str:
         c = self.config
         follow = f"copied every {c.target_update_interval:,} updates" if c.tau is None else f"following by {c.tau:g}"
-        along = f"; sequences of {self.sequence} steps after {self.burn_in} to warm up" if self.sequence else ""
-        return f"{super().remark()}{along}; target network {follow}"
+        along = (
+            f"; sequences of {self.sequence_length} steps after {self.burn_in} to warm up"
+            if self.sequence_length
+            else ""
+        )
+        return f"{super().describe()}{along}; target network {follow}"
 
     def read_metrics(self) -> dict[str, float]:
         self._check_support()

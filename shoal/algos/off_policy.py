@@ -32,7 +32,7 @@ class OffPolicyConfig(LearnerConfig):
     """Learning rate; with --lr-scale, of batches of --lr-batch samples."""
     max_grad_norm: float = 10.0
     """Largest norm of the gradient."""
-    anneal: Literal["linear", "cosine", "none"] = "none"
+    lr_schedule: Literal["linear", "cosine", "none"] = "none"
     """How the learning rate falls over the rest of the run."""
     buffer_size: int = 1_000_000
     """Transitions that are remembered, those of all envs and agents together."""
@@ -77,27 +77,27 @@ class OffPolicyConfig(LearnerConfig):
 
     @classmethod
     def unsupported(cls, group: Group) -> str:
-        if group.every == 1:
+        if group.action_interval == 1:
             return ""
-        return f"A replay is learned from step by step, but group {group.name!r} chooses at every {group.every} steps"
+        return f"A replay is learned from step by step, but group {group.name!r} chooses at every {group.action_interval} steps"
 
-    def span(self, core: bool) -> tuple[int, int]:
-        """Rows of a sequence that is drawn: those that warm a core up and those learned from; none for single steps."""
+    def span(self, rnn: bool) -> tuple[int, int]:
+        """Rows of a sequence that is drawn: those that warm an RNN up and those learned from; none for single steps."""
         return 0, 0
 
-    def check_rollout(self, steps: int, lanes: int, core: bool) -> None:
-        rows = sum(self.span(core))
+    def check_rollout(self, steps: int, lanes: int, rnn: bool) -> None:
+        rows = sum(self.span(rnn))
         least = (steps + self.n_step + max(1, rows)) * lanes
         if self.buffer_size < least:
             sequences = f"sequences of {rows} rows, " if rows else ""
             raise ShoalError(
                 f"A replay of {self.buffer_size:,} transitions is too short: {sequences}rollouts of {steps} steps and "
                 f"targets of {self.n_step} steps of {lanes:,} envs x agents need {least:,}; raise --buffer-size, or "
-                "lower --num-envs, --rollout or --n-step."
+                "lower --num-envs, --rollout-steps or --n-step."
             )
 
-    def check_processes(self, steps: int, lanes: int, core: bool, processes: int) -> None:
-        each = sum(self.span(core)[1:]) or 1  # a batch is made of whole sequences
+    def check_processes(self, steps: int, lanes: int, rnn: bool, processes: int) -> None:
+        each = sum(self.span(rnn)[1:]) or 1  # a batch is made of whole sequences
         if self.batch_size % (processes * each):
             what = f"sequences of {each} steps" if each > 1 else "transitions"
             raise ShoalError(
@@ -105,11 +105,11 @@ class OffPolicyConfig(LearnerConfig):
                 f"use a --batch-size that is a multiple of {processes * each}."
             )
 
-    def check_cuts(self, core: bool) -> None:
-        if sum(self.span(core)):
+    def check_cuts(self, rnn: bool) -> None:
+        if sum(self.span(rnn)):
             raise ShoalError(
-                "--cut-short does not go with sequences out of a replay, which reach over several whole rollouts; "
-                "leave it out, or learn without a core."
+                "--sync-frac does not go with sequences out of a replay, which reach over several whole rollouts; "
+                "leave it out, or learn without an RNN."
             )
 
     def updates_after(self, made: int) -> int:
@@ -135,9 +135,9 @@ class OffPolicy(Learner):
         lanes = self.samples // rollout.steps
         self.batch = config.batch_size // self.reducer.size
         """Transitions of a batch that this process draws."""
-        self.burn_in, self.sequence = config.span(policy.core is not None)
-        """Rows of each sequence that only warm a core up, and those that are learned from."""
-        rows = self.burn_in + self.sequence
+        self.burn_in, self.sequence_length = config.span(policy.rnn is not None)
+        """Rows of each sequence that only warm an RNN up, and those that are learned from."""
+        rows = self.burn_in + self.sequence_length
         least = config.n_step + rollout.stack + 1 + (rows + rollout.steps if rows else 0)
         self.start = max(config.learning_starts, least * lanes)
         """Transitions before the first update: as many as asked for, and enough for targets of n steps."""
@@ -152,7 +152,7 @@ class OffPolicy(Learner):
             sequences=rows,
             device_bytes=None if config.replay_memory is None else int(config.replay_memory * 2**30),
         )
-        self.target, self.target_flats = twin(policy, self.optimizers.values())
+        self.target, self.target_flats = make_target_network(policy, self.optimizers.values())
         """The network that targets are taken from, and its parameters, a vector for each optimizer."""
         self.beta = torch.ones((), device=self.device)
         self._made = -self.start
@@ -165,20 +165,20 @@ class OffPolicy(Learner):
         if self.policy.has_moments:
             r = self.rollout
             seen = stacked(r.observation, r.age, slice(0, r.samples))
-            self.policy.take_in(seen, None if r.alive is None else r.alive[:-1].flatten())
+            self.policy.update_normalizer(seen, None if r.alive is None else r.alive[:-1].flatten())
 
-    def due(self, made: int) -> int:
+    def updates_due(self, made: int) -> int:
         self._made = made - self.start
         return self.config.updates_after(self._made) - self.config.updates_after(self._made - self.samples)
 
-    def cut(self) -> None:
-        self.replay.cut()
+    def mark_discontinuity(self) -> None:
+        self.replay.mark_discontinuity()
 
-    def adopt(self) -> None:
-        self._follow(1.0)
+    def on_weights_loaded(self) -> None:
+        self._soft_update(1.0)
 
     @torch.no_grad()
-    def _follow(self, share: torch.Tensor | float) -> None:
+    def _soft_update(self, share: torch.Tensor | float) -> None:
         """Let the target network go a share of the way to where the network is."""
         for target, optimizer in zip(self.target_flats, self.optimizers.values(), strict=True):
             target.lerp_(optimizer.flat, share)
@@ -190,11 +190,11 @@ class OffPolicy(Learner):
         super().set_progress(done)
         self.beta.fill_(self.config.priority_beta + (1.0 - self.config.priority_beta) * done)
 
-    def remark(self) -> str:
+    def describe(self) -> str:
         drawn = "by priority" if self.config.prioritized else "evenly"
         return (
-            f"{super().remark()}; a replay of {self.replay.reward.numel() * self.reducer.size:,} transitions, drawn "
-            f"{drawn}, each {self.config.replay_ratio:g} times{self.replay.remark()}"
+            f"{super().describe()}; a replay of {self.replay.reward.numel() * self.reducer.size:,} transitions, drawn "
+            f"{drawn}, each {self.config.replay_ratio:g} times{self.replay.describe()}"
         )
 
     def read_metrics(self) -> dict[str, float]:
@@ -223,7 +223,7 @@ class OffPolicy(Learner):
         return {**super().env_axes(), "epsilon": 0, **replay}
 
 
-def twin(policy: PolicyKind, optimizers: Iterable[Adam]) -> tuple[PolicyKind, list[torch.Tensor]]:
+def make_target_network(policy: PolicyKind, optimizers: Iterable[Adam]) -> tuple[PolicyKind, list[torch.Tensor]]:
     """A copy to take targets from, and its parameters as vectors, laid out like those of the optimizers.
 
     It has parameters and noise of its own but sees as the policy does: running moments are shared.

@@ -29,7 +29,7 @@ class PolicyGradientConfig(LearnerConfig):
 
     gae_lambda: float = 0.95
     """Lambda of the generalized advantage estimate."""
-    entropy: float = 0.0
+    ent_coef: float = 0.0
     """Weight of the entropy bonus."""
     ent_coef_final: float = 1.0
     """Share of that weight that is left at the end of the run; it falls linearly."""
@@ -108,9 +108,9 @@ class PolicyGradient(Learner):
         bf16: bool = False,
     ):
         super().__init__(policy, rollout, config, seed, compiled, bf16)
-        self.entropy_weight = torch.tensor(config.entropy, device=self.device)
-        self.units = rollout.samples if policy.core is None else rollout.samples // rollout.steps
-        """What mini-batches are drawn from: samples, or the sequences of env and agent that a core goes along."""
+        self.entropy_weight = torch.tensor(config.ent_coef, device=self.device)
+        self.units = rollout.samples if policy.rnn is None else rollout.samples // rollout.steps
+        """What mini-batches are drawn from: samples, or the sequences of env and agent that an RNN goes along."""
         self._each = rollout.samples // self.units
         envs, agents = rollout.reward.shape[1:]
         self.value = rollout.value
@@ -140,7 +140,7 @@ class PolicyGradient(Learner):
         )
 
         # Flat views of the rollout, one row per sample.
-        own_choice = [t[:-1].flatten() for t in (rollout.alive, rollout.acting) if t is not None]
+        own_choice = [t[:-1].flatten() for t in (rollout.alive, rollout.is_decision_step) if t is not None]
         self._choices = own_choice
         self._counts = None if not own_choice else own_choice[0] if len(own_choice) == 1 else own_choice[0].clone()
         self._alive = None if rollout.alive is None else rollout.alive[:-1].flatten()
@@ -185,7 +185,7 @@ class PolicyGradient(Learner):
             # After learning: the rollout was made, and must be learned from, with one and the same normalization.
             for rows in self._passes(self.rollout.samples):
                 part = self._batch.part(rows)
-                self.policy.take_in(part.observation, part.counts)
+                self.policy.update_normalizer(part.observation, part.counts)
         self._count()
 
     def _prepare(self) -> None:
@@ -228,7 +228,7 @@ class PolicyGradient(Learner):
         else:
             for rows in passes:
                 self._value_of(stacked(r.observation, r.age, rows), self._batch.value[rows])
-            now = None if r.state is None else r.state[-1].flatten(0, 1)
+            now = None if r.rnn_state is None else r.rnn_state[-1].flatten(0, 1)
             self._value_eager(stacked(*r.window(-1)), out[-1].view(-1), now)
         final = r.final_observation.flatten(0, 2)
         then = None if r.final_state is None else r.final_state.flatten(0, 2)
@@ -254,7 +254,7 @@ class PolicyGradient(Learner):
 
     def _judge_eager(self, units: slice, ratio: torch.Tensor) -> None:
         """What the policy now makes of some samples or sequences: values, and how much likelier their actions are."""
-        pick = None if self.policy.core is None else torch.arange(units.start, units.stop, device=self.device)
+        pick = None if self.policy.rnn is None else torch.arange(units.start, units.stop, device=self.device)
         rows = units if pick is None else self._rows(pick)
         batch = self._batch.part(rows)
         with self._precision():
@@ -270,7 +270,7 @@ class PolicyGradient(Learner):
 
         `whole` is what `_totals` tells of them.
         """
-        if pick is None and self.policy.core is not None:
+        if pick is None and self.policy.rnn is not None:
             pick = torch.arange(self.units, device=self.device)
         passes = self._passes(self.units if pick is None else pick.shape[0], self._each)
         if whole is None:
@@ -343,7 +343,7 @@ class PolicyGradient(Learner):
         if pick is None:
             return None
         pick = pick.long()  # places in a large rollout, times the size of an observation, pass 2^31
-        if self.policy.core is None:
+        if self.policy.rnn is None:
             return pick
         steps = torch.arange(self.rollout.steps, device=self.device)
         return (steps.unsqueeze(-1) * self.units + pick).flatten()
@@ -351,10 +351,10 @@ class PolicyGradient(Learner):
     def _forward(self, batch: Batch, pick: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Parameters and values of the samples of a batch; sequences `pick` begin with what was remembered then."""
         r = self.rollout
-        if pick is None or r.state is None:
+        if pick is None or r.rnn_state is None:
             return self.policy.distribution_and_value(batch.observation, batch.mask)
         ended = (r.terminated | r.truncated)[:, pick // r.reward.shape[2]]
-        return self.policy.sequence(batch.observation, r.state[0].flatten(0, 1)[pick], ended, batch.mask)
+        return self.policy.sequence(batch.observation, r.rnn_state[0].flatten(0, 1)[pick], ended, batch.mask)
 
     def _terms(
         self, batch: Batch, log_prob: torch.Tensor, value: torch.Tensor, weight: torch.Tensor | None
@@ -366,9 +366,9 @@ class PolicyGradient(Learner):
 
     def set_progress(self, done: float) -> None:
         super().set_progress(done)
-        self.entropy_weight.fill_(self.config.entropy * (1.0 - (1.0 - self.config.ent_coef_final) * done))
+        self.entropy_weight.fill_(self.config.ent_coef * (1.0 - (1.0 - self.config.ent_coef_final) * done))
 
-    def cut(self) -> None:
+    def mark_discontinuity(self) -> None:
         self.reward_carry.zero_()
 
     def _in_passes(self) -> str:

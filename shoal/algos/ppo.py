@@ -25,10 +25,10 @@ class PPOConfig(PolicyGradientConfig):
     epochs: int = 4
     """Passes over each rollout."""
     num_minibatches: int = 4
-    """Mini-batches per pass; the rollout's samples (with a core: envs times agents) must divide evenly."""
-    clip: float = 0.2
+    """Mini-batches per pass; the rollout's samples (with an RNN: envs times agents) must divide evenly."""
+    clip_range: float = 0.2
     """How far the ratio of new to old probability may move."""
-    clip_value: float | None = None
+    clip_range_vf: float | None = None
     """How far the value may move from its old one (none: no limit)."""
     target_kl: float | None = None
     """Stop learning from a rollout once the KL divergence from the old policy exceeds this (none: never)."""
@@ -37,29 +37,29 @@ class PPOConfig(PolicyGradientConfig):
         super().__post_init__()
         require("epochs", self.epochs, 1 <= self.epochs <= MOST_EPOCHS, f"from 1 to {MOST_EPOCHS}")
         require("num-minibatches", self.num_minibatches, self.num_minibatches >= 1, "at least 1")
-        require("clip", self.clip, self.clip > 0, "above 0")
-        for name, value in (("clip-value", self.clip_value), ("target-kl", self.target_kl)):
+        require("clip-range", self.clip_range, self.clip_range > 0, "above 0")
+        for name, value in (("clip-range-vf", self.clip_range_vf), ("target-kl", self.target_kl)):
             require(name, value, value is None or value > 0, "above 0")
 
     def batch(self, samples: int) -> int:
         return samples // self.num_minibatches
 
-    def check_rollout(self, steps: int, lanes: int, core: bool) -> None:
-        if core and lanes % self.num_minibatches:
+    def check_rollout(self, steps: int, lanes: int, rnn: bool) -> None:
+        if rnn and lanes % self.num_minibatches:
             raise ShoalError(
-                f"A policy with a core learns from whole sequences, but {lanes} of them (num-envs x agents) do not "
+                f"A policy with an RNN learns from whole sequences, but {lanes} of them (num-envs x agents) do not "
                 f"divide into {self.num_minibatches} mini-batches; change --num-envs or --num-minibatches."
             )
         if steps * lanes % self.num_minibatches:
             raise ShoalError(
                 f"A rollout of {steps * lanes} samples (num-envs x agents x rollout) does not divide into "
-                f"{self.num_minibatches} mini-batches; change --num-envs, --rollout or --num-minibatches."
+                f"{self.num_minibatches} mini-batches; change --num-envs, --rollout-steps or --num-minibatches."
             )
 
-    def check_processes(self, steps: int, lanes: int, core: bool, processes: int) -> None:
-        units = lanes if core else steps * lanes
+    def check_processes(self, steps: int, lanes: int, rnn: bool, processes: int) -> None:
+        units = lanes if rnn else steps * lanes
         if units % self.num_minibatches:
-            what = "sequences" if core else "samples"
+            what = "sequences" if rnn else "samples"
             raise ShoalError(
                 f"Each of {processes} processes has {units} {what} of a rollout, which do not divide into "
                 f"{self.num_minibatches} mini-batches; change --num-envs, --num-minibatches or the number of processes."
@@ -94,15 +94,17 @@ class PPO(PolicyGradient):
 
     def _terms(self, batch, log_prob, value, weight):
         c = self.config
-        if c.clip_value is None:
+        if c.clip_range_vf is None:
             value_loss = losses.value_loss(value, batch.target, weight)
         else:
-            value_loss = losses.clipped_value_loss(value, batch.value, batch.target, c.clip_value, weight)
+            value_loss = losses.clipped_value_loss(value, batch.value, batch.target, c.clip_range_vf, weight)
         with torch.no_grad():
             kl = losses.approximate_kl(log_prob, batch.log_prob, weight)
-            clipped = losses.clip_fraction(log_prob, batch.log_prob, c.clip, weight)
+            clipped = losses.clip_fraction(log_prob, batch.log_prob, c.clip_range, weight)
         return dict(
-            policy_gradient_loss=losses.clipped_policy_loss(log_prob, batch.log_prob, batch.advantage, c.clip, weight),
+            policy_gradient_loss=losses.clipped_policy_loss(
+                log_prob, batch.log_prob, batch.advantage, c.clip_range, weight
+            ),
             value_loss=value_loss,
             approx_kl=kl,
             clip_fraction=clipped,
@@ -126,4 +128,4 @@ class PPO(PolicyGradient):
                     kl = found["approx_kl"].clone()
                     self.reducer.average(kl)
                     go = torch.where(kl > self.config.target_kl, 0.0, go)
-                self._descend(found, gradient, go)
+                self._optimizer_step(found, gradient, go)

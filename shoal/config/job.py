@@ -32,7 +32,7 @@ class Job:
         with UserCode(f"The groups of {self.world} cannot be read", cls):
             return cls.groups_of(self.world_config)
 
-    def teams(self) -> dict[str, list[Any]]:
+    def policy_groups(self) -> dict[str, list[Any]]:
         """Name of a policy -> the groups it acts for."""
         if self.train.one_policy:
             return {ONE_POLICY: list(self.groups)}
@@ -51,25 +51,25 @@ class Job:
 
     def check_samples(self) -> None:
         """Refuse rollouts of a size that a learner cannot use."""
-        for name, groups in self.teams().items():
+        for name, groups in self.policy_groups().items():
             own = self.for_policy(name)
-            core = own.train.core != "none"
+            rnn = own.train.rnn != "none"
             lanes = self.train.num_envs * sum(group.agents for group in groups)
-            own.learn.check_rollout(self.train.rollout, lanes, core)
+            own.learn.check_rollout(self.train.rollout_steps, lanes, rnn)
             count = self.train.processes
-            own.learn.check_processes(self.train.rollout, lanes // count, core, count)
+            own.learn.check_processes(self.train.rollout_steps, lanes // count, rnn, count)
 
     def check_cuts(self) -> None:
-        """Refuse --cut-short where rollouts cannot be cut short."""
-        if not self.train.cut_short:
+        """Refuse --sync-frac where rollouts cannot be cut short."""
+        if not self.train.sync_frac:
             return
         if world_class(self.world).on_device:
             raise ShoalError(
-                f"--cut-short is for envs on the host: a rollout of {self.world} is made in one go; leave it out."
+                f"--sync-frac is for envs on the host: a rollout of {self.world} is made in one go; leave it out."
             )
-        for name in self.teams():
+        for name in self.policy_groups():
             own = self.for_policy(name)
-            own.learn.check_cuts(own.train.core != "none")
+            own.learn.check_cuts(own.train.rnn != "none")
 
     def overrides(self) -> dict[str, dict[str, Any]]:
         """Policy -> its own settings, with values of their proper types."""

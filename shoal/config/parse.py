@@ -7,7 +7,7 @@ import tyro
 
 from shoal.algos.registry import LEARNERS
 from shoal.config.job import Job
-from shoal.config.resolve import merge_group_settings, resolve, starting_point
+from shoal.config.resolve import merge_group_overrides, resolve, starting_point
 from shoal.config.schema import TrainConfig
 from shoal.core.user_code import UserCode
 from shoal.core.user_files import full_path
@@ -22,11 +22,11 @@ def job_from_flags(world: str, arguments: list[str], command: str = "shoal train
 
 def _parsed(world: str, arguments: list[str], command: str) -> Job:
     cls = world_class(world)
-    early = _early(arguments, ("--algo", "--device"))
+    early = _peek_flags(arguments, ("--algo", "--device"))
     start = starting_point(cls, early.get("--algo", "ppo"), early.get("--device", "auto"))
     algo, device, run, learn, sizes = start
     learn_class = LEARNERS[algo][0]
-    arguments = _spelled_out(
+    arguments = _add_world_prefix(
         arguments, cls.Config, {f.name for kind in (TrainConfig, learn_class) for f in fields(kind)}
     )
     arguments = _with_none(arguments, [TrainConfig, learn_class])
@@ -49,12 +49,12 @@ def _parsed(world: str, arguments: list[str], command: str) -> Job:
     given = [word.partition("=")[0].removeprefix("--").replace("-", "_") for word in arguments if word[:2] == "--"]
     shipped = run.get("per_group", ())
     chosen = () if parsed.train.per_group == shipped else parsed.train.per_group
-    train = replace(parsed.train, per_group=merge_group_settings(shipped, chosen, given))
+    train = replace(parsed.train, per_group=merge_group_overrides(shipped, chosen, given))
     return resolve(Job(full_path(world), train, parsed.learn, parsed.world), device)
 
 
 def _with_none(arguments: list[str], kinds: list[Any]) -> list[str]:
-    """`--huber none` means None, where a setting can be that and not the word."""
+    """`--huber-delta none` means None, where a setting can be that and not the word."""
     hints = {name: hint for kind in kinds for name, hint in get_type_hints(kind).items()}
     flags = {f"--{name.replace('_', '-')}" for name, hint in hints.items() if type(None) in get_args(hint)}
     found: list[str] = []
@@ -73,7 +73,7 @@ def _is_bare(hint: Any) -> bool:
     return any(getattr(note, "prefix_name", None) is False for note in getattr(hint, "__metadata__", ()))
 
 
-def _spelled_out(arguments: list[str], world_config: Any, taken: set[str]) -> list[str]:
+def _add_world_prefix(arguments: list[str], world_config: Any, taken: set[str]) -> list[str]:
     """`--scenes` as `--world.scenes`: settings of the world need no prefix where nothing else has their name."""
     hints = get_type_hints(world_config, include_extras=True)
     bare = {name for name, hint in hints.items() if _is_bare(hint)}
@@ -86,7 +86,7 @@ def _spelled_out(arguments: list[str], world_config: Any, taken: set[str]) -> li
     return words
 
 
-def _early(arguments: list[str], flags: tuple[str, ...]) -> dict[str, str]:
+def _peek_flags(arguments: list[str], flags: tuple[str, ...]) -> dict[str, str]:
     """Flags that decide which others there are, read before the rest."""
     found = {}
     for i, word in enumerate(arguments):

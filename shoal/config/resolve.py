@@ -12,7 +12,7 @@ from shoal.config.counts import AUTO, to_count
 from shoal.config.job import Job
 from shoal.config.schema import TrainConfig
 from shoal.core.errors import ShoalError, unknown
-from shoal.core.launch_info import find_place
+from shoal.core.launch_info import find_launch_info
 from shoal.core.machine import pick_device
 from shoal.core.settings import make_settings
 from shoal.core.user_files import full_path
@@ -38,7 +38,7 @@ def job_from_settings(world: str, **overrides: Any) -> Job:
     for key, value in overrides.items():
         if key == "num_envs" and value == "auto":
             value = AUTO
-        elif key in ("total_steps", "num_envs", "rollout", "checkpoint_every") and value is not None:
+        elif key in ("total_steps", "num_envs", "rollout_steps", "checkpoint_every") and value is not None:
             value = to_count(key, value)
         if key in ("per_group", "freeze", "load") and isinstance(value, str):
             value = (value,)
@@ -54,7 +54,7 @@ def job_from_settings(world: str, **overrides: Any) -> Job:
         if key not in world_names:
             raise unknown(f"setting of {world}", key, world_names)
     chosen = run["per_group"] if "per_group" in overrides else ()
-    run["per_group"] = merge_group_settings(shipped, chosen, overrides)
+    run["per_group"] = merge_group_overrides(shipped, chosen, overrides)
     world_config = make_settings(cls.Config, {**sizes, **world_overrides}, "world.")
     return resolve(Job(full_path(world), TrainConfig(**run), LEARNERS[algo][0](**learn), world_config), device)
 
@@ -105,7 +105,7 @@ def starting_point(world: Any, algo: str, device: str) -> tuple[str, str, dict[s
     return algo, device, *tuned(world, algo, device)
 
 
-def merge_group_settings(shipped: tuple[str, ...], chosen: tuple[str, ...], given: Any) -> tuple[str, ...]:
+def merge_group_overrides(shipped: tuple[str, ...], chosen: tuple[str, ...], given: Any) -> tuple[str, ...]:
     """A world's settings of single groups, less those that the user has set for all groups, then the user's own."""
     left = [entry for entry in shipped if entry.partition("=")[0].rpartition(".")[2] not in given]
     return (*left, *(entry for entry in chosen if entry not in left))
@@ -120,13 +120,13 @@ def resolve(job: Job, device: str) -> Job:
     gpu = device.startswith("cuda")
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     compile_it = gpu or (compiler is not None and config.total_steps >= COMPILE_FROM_STEPS)
-    if config.learn_device is not None:
-        pick_device(config.learn_device, "--learn-device")
+    if config.learner_device is not None:
+        pick_device(config.learner_device, "--learner-device")
     settled = replace(
         config,
         device=device,
         compile=config.compile if config.compile != "auto" else "on" if compile_it else "off",
-        policy=full_path(config.policy),
+        encoder=full_path(config.encoder),
         precision=config.precision if config.precision != "auto" else "bf16" if gpu else "fp32",
     )
     return replace(job, train=settled)
@@ -134,7 +134,7 @@ def resolve(job: Job, device: str) -> Job:
 
 def settle_processes(config: TrainConfig) -> TrainConfig:
     """The number of processes that is meant, checked: those that a launcher has started, or those to start."""
-    place = find_place()
+    place = find_launch_info()
     count = config.processes
     if place is not None:
         count = place.size
@@ -161,7 +161,7 @@ def settle_processes(config: TrainConfig) -> TrainConfig:
 
 def check_groups(job: Job) -> None:
     """Refuse a job whose groups are not there or do not fit their settings."""
-    names = list(job.teams())
+    names = list(job.policy_groups())
     if job.train.one_policy:
         _require_same_spaces(job)
     for name in job.train.freeze:
@@ -172,11 +172,11 @@ def check_groups(job: Job) -> None:
     for name in job.overrides():
         if name not in names:
             raise unknown("group in --per-group:", name, names)
-    for name, groups in job.teams().items():
+    for name, groups in job.policy_groups().items():
         own = job.for_policy(name)
         for group in groups:
             check_group(own.learn, group)
-        own.learn.check_core(own.train.core != "none")
+        own.learn.check_rnn(own.train.rnn != "none")
 
 
 def _require_same_spaces(job: Job) -> None:

@@ -13,11 +13,11 @@ WIDEST, DEEPEST = 2**16, 256
 
 MOST = dict(
     num_envs=2**31 - 1,
-    rollout=2**31 - 1,
+    rollout_steps=2**31 - 1,
     action_repeat=2**20,
     frame_stack=2**10,
-    core_size=WIDEST,
-    core_layers=DEEPEST,
+    rnn_size=WIDEST,
+    rnn_layers=DEEPEST,
     eval_episodes=2**31 - 1,
     gpus=MOST_THREADS,
     processes=MOST_THREADS,
@@ -38,7 +38,7 @@ class TrainConfig:
     """Env steps to train for (1e8 is fine)."""
     num_envs: EnvCount = 256
     """Copies of the world that are stepped together (auto: the most that fit in memory)."""
-    rollout: Count = 32
+    rollout_steps: Count = 32
     """Steps of each env between two updates."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N."""
@@ -47,29 +47,29 @@ class TrainConfig:
     processes: int = 1
     """Processes that share out the envs and average their gradients, on CPU cores or on the GPUs there are. All other
     numbers mean the whole run. Under torchrun or srun, those that were started."""
-    cut_short: float = 0.0
+    sync_frac: float = 0.0
     """Of several processes with envs on the host, those that have made a quarter of their rollout end it when this
     share of all has finished (0: never; 0.6 is good). Nobody waits for a straggler, but runs do not repeat."""
     run_dir: Path | None = None
     """Folder of this run (default: a new one under runs/)."""
-    deterministic: bool = False
+    torch_deterministic: bool = False
     """Make torch refuse operations that do not repeat bit for bit."""
-    policy: str = "auto"
-    """Torso: mlp, nature (CNN), impala (ResNet), se-resnet9, se-resnet9-small, auto (nature for images, else mlp), or
+    encoder: str = "auto"
+    """Encoder: mlp, nature (CNN), impala (ResNet), se-resnet9, se-resnet9-small, auto (nature for images, else mlp), or
     your own nn.Module as my_file.py:Net, built as Net(observation_shape)."""
     hidden: tuple[int, ...] = (64, 64)
     """Widths of the MLP's layers."""
     activation: Literal["tanh", "relu", "elu", "silu"] = "tanh"
     """Activation of the MLP."""
-    shared: bool = False
-    """Let policy and value share one torso."""
-    core: Literal["none", "lstm", "gru"] = "none"
-    """Memory of an episode between torso and heads; policy and value then share one torso."""
-    core_size: int = 256
+    shared_encoder: bool = False
+    """Let policy and value share one encoder."""
+    rnn: Literal["none", "lstm", "gru"] = "none"
+    """Memory of an episode between encoder and heads; policy and value then share one encoder."""
+    rnn_size: int = 256
     """Width of the core."""
-    core_layers: int = 1
+    rnn_layers: int = 1
     """Layers of the core, each on top of the one before."""
-    log_std: float = 0.0
+    log_std_init: float = 0.0
     """Logarithm of the first spread of Box actions, in halves of their range."""
     normalize_obs: bool = False
     """Shift and scale observations by their running mean and deviation."""
@@ -91,13 +91,13 @@ class TrainConfig:
     """Truncate episodes after this many steps of the policy, besides the world's own limit."""
     asynchronous: bool = False
     """Act and learn at the same time: rollouts are made by policies that are some updates old."""
-    max_lag: int = 2
+    max_policy_lag: int = 2
     """Maximum policy lag: updates allowed between acting and learning (0: synchronous)."""
-    learn_device: str | None = None
+    learner_device: str | None = None
     """Asynchronously, learn on another device than --device, which then only acts: cuda:1; cuda with --device cpu."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Compile networks and losses (auto: on a GPU, and on a CPU for runs long enough to win the time back)."""
-    graph: bool = True
+    cuda_graphs: bool = True
     """On a GPU, replay rollout and update as CUDA graphs."""
     threads: int | None = None
     """Threads that share an operation of torch on a CPU (none: all cores); small networks are faster with 1."""
@@ -118,7 +118,7 @@ class TrainConfig:
 
     def __post_init__(self):
         check_settings(self)
-        for name in ("total_steps", "num_envs", "rollout", "action_repeat", "frame_stack"):
+        for name in ("total_steps", "num_envs", "rollout_steps", "action_repeat", "frame_stack"):
             if getattr(self, name) < 1 and (name, getattr(self, name)) != ("num_envs", AUTO):
                 raise ShoalError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}.")
         for name, most in MOST.items():
@@ -135,20 +135,20 @@ class TrainConfig:
             raise ShoalError(f"--eval-episodes must not be negative, got {self.eval_episodes}.")
         if self.checkpoint_every is not None and self.checkpoint_every < 1:
             raise ShoalError(f"--checkpoint-every must be at least 1, got {self.checkpoint_every}.")
-        for name in ("core_size", "core_layers"):
+        for name in ("rnn_size", "rnn_layers"):
             if getattr(self, name) < 1:
                 raise ShoalError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}.")
         for name in ("gpus", "processes"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ShoalError(f"--{name} must be at least 1, got {getattr(self, name)}.")
-        if not 0 <= self.cut_short < 1:
-            raise ShoalError(f"--cut-short must be at least 0 and below 1, got {self.cut_short}.")
-        if self.cut_short and self.asynchronous:
-            raise ShoalError("--cut-short is for rollouts that all processes wait for: use it or --asynchronous.")
-        if self.max_lag < 0:
-            raise ShoalError(f"--max-lag must not be negative, got {self.max_lag}.")
-        if self.learn_device is not None and not self.asynchronous:
-            raise ShoalError("--learn-device is for training with --asynchronous: otherwise one device does both.")
+        if not 0 <= self.sync_frac < 1:
+            raise ShoalError(f"--sync-frac must be at least 0 and below 1, got {self.sync_frac}.")
+        if self.sync_frac and self.asynchronous:
+            raise ShoalError("--sync-frac is for rollouts that all processes wait for: use it or --asynchronous.")
+        if self.max_policy_lag < 0:
+            raise ShoalError(f"--max-policy-lag must not be negative, got {self.max_policy_lag}.")
+        if self.learner_device is not None and not self.asynchronous:
+            raise ShoalError("--learner-device is for training with --asynchronous: otherwise one device does both.")
         if self.threads is not None and self.threads < 1:
             raise ShoalError(f"--threads must be at least 1, got {self.threads}.")
         if any(not 1 <= width <= WIDEST for width in self.hidden) or len(self.hidden) > DEEPEST:
@@ -156,7 +156,7 @@ class TrainConfig:
 
     @property
     def steps_per_iteration(self) -> int:
-        return self.num_envs * self.rollout
+        return self.num_envs * self.rollout_steps
 
     @property
     def iterations(self) -> int:
@@ -164,14 +164,14 @@ class TrainConfig:
 
 
 POLICY_SETTINGS = (
-    "policy",
+    "encoder",
     "hidden",
     "activation",
-    "shared",
-    "core",
-    "core_size",
-    "core_layers",
-    "log_std",
+    "shared_encoder",
+    "rnn",
+    "rnn_size",
+    "rnn_layers",
+    "log_std_init",
     "normalize_obs",
 )
 """Settings of a run that make a policy; like the learner's, they can differ between groups."""

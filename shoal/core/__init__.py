@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shoal.core.errors import ShoalError
-    from shoal.core.kernel_world import Each, KernelWorld
+    from shoal.core.kernel_world import ForGroup, KernelWorld
     from shoal.core.maths import sincos, sincos_small, wrap_angle
     from shoal.core.random import Random, integer, normal, uniform, uniform4
     from shoal.core.spaces import Box, Discrete, Mixed, MultiDiscrete, Space
     from shoal.core.store import Field, Store
-    from shoal.core.world import EpisodeStatistics, Group, GroupOutputs, Outputs, Places, World
+    from shoal.core.world import EpisodeStatistics, Group, GroupOutputs, Layout2D, Outputs, World
     from shoal.core.wrappers import ActionRepeat, Apply, FrameStack, TimeLimit, TransformObservation, TransformReward
 
 _MODULES = {
@@ -21,7 +21,7 @@ _MODULES = {
     "Apply": "wrappers",
     "Box": "spaces",
     "Discrete": "spaces",
-    "Each": "kernel_world",
+    "ForGroup": "kernel_world",
     "EpisodeStatistics": "world",
     "Field": "store",
     "FrameStack": "wrappers",
@@ -31,7 +31,7 @@ _MODULES = {
     "Mixed": "spaces",
     "MultiDiscrete": "spaces",
     "Outputs": "world",
-    "Places": "world",
+    "Layout2D": "world",
     "Random": "random",
     "ShoalError": "errors",
     "Space": "spaces",
@@ -55,17 +55,17 @@ __all__ = [
     "Apply",
     "Box",
     "Discrete",
-    "Each",
     "EpisodeStatistics",
     "Field",
+    "ForGroup",
     "FrameStack",
     "Group",
     "GroupOutputs",
     "KernelWorld",
+    "Layout2D",
     "Mixed",
     "MultiDiscrete",
     "Outputs",
-    "Places",
     "Random",
     "ShoalError",
     "Space",

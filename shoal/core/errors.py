@@ -151,7 +151,7 @@ def shortage(error: BaseException | None) -> str | None:
             )
         if number == errno.ENOMEM or isinstance(error, MemoryError) or _MEMORY.search(str(error)):
             return (
-                "The memory that this process may have is full: lower --num-envs, --rollout or --buffer-size, or raise "
+                "The memory that this process may have is full: lower --num-envs, --rollout-steps or --buffer-size, or raise "
                 "its limit (ulimit -v, or that of its container)."
             )
         error = error.__cause__

@@ -18,7 +18,7 @@ import warp as wp
 from shoal.core import kernels, stages
 from shoal.core.errors import ShoalError, excerpt, unknown
 from shoal.core.kernel_cache import load_kernel
-from shoal.core.kernels import Call, Program, Whole
+from shoal.core.kernels import Broadcast, Call, Program
 from shoal.core.launch import Plan, init_warp, torch_stream
 from shoal.core.random import draw_kernel
 from shoal.core.settings import check_settings
@@ -32,13 +32,13 @@ NO_LIMIT = 2**31 - 1
 DRAW_BLOCK = 256
 """Threads per block of the kernel that draws random numbers for torch."""
 
-CARRIED = ("alive", "action_mask", "acting")
+CARRIED = ("alive", "action_mask", "is_decision_step")
 """Outputs that a step also reads: they live in the store, and a row of a rollout gets a copy."""
 
 
 @dataclass(frozen=True)
-class Each:
-    """`Each("runner", fn)` runs a per-agent function (one with an `agent` parameter) for one of several groups.
+class ForGroup:
+    """`ForGroup("runner", fn)` runs a per-agent function (one with an `agent` parameter) for one of several groups.
 
     Its parameters may name that group's arrays and settings without the group: `x` stands for `runner_x`. `first` is
     where the group begins in an array over all agents of an env.
@@ -56,7 +56,7 @@ class KernelWorld(World):
     - `groups`: who acts;
     - `tables` (if any): name -> array that all envs read and nobody writes;
     - `step`, `reset`, `observe`: Warp functions (or lists of them), or methods with torch operations;
-    - `places` (a 2-D world) or a method `picture`, to be recordable.
+    - `layout` (a 2-D world) or a method `picture`, to be recordable.
 
     `state`, `groups` and `tables` may also be static methods of the config, where sizes depend on settings.
     """
@@ -104,9 +104,9 @@ class KernelWorld(World):
         self._plans: dict[tuple, Plan] = {}
         self._allocate()
         self._settings = self._config_values()
-        if self.places is not None:
-            self.places.side(self.config)
-            self._placed = self.places.find(self.store.tensors, self.groups)
+        if self.layout is not None:
+            self.layout.side(self.config)
+            self._placed = self.layout.find(self.store.tensors, self.groups)
         name = type(self).__name__
         with UserCode(f"The stages of {name} cannot be read", type(self)):
             calls = [*self._stages(holding=True), *self._restart_stages()]
@@ -256,20 +256,20 @@ class KernelWorld(World):
         return self.store.bytes_per_env
 
     def picture(self, canvas, env: int) -> None:
-        """A world with `places` is drawn from them; any other has a picture of its own, or none."""
-        if self.places is None:
+        """A world with `layout` is drawn from them; any other has a picture of its own, or none."""
+        if self.layout is None:
             return super().picture(canvas, env)
         crowds = {}
         for g in self.groups:
             views = dict(self._placed[g.name])
-            if g.leaves:
+            if g.can_leave:
                 views["alive"] = self.store[self._names[g.name, "alive"]]
             crowds[g.name] = {what: view[env].cpu().numpy() for what, view in views.items()}
-        canvas.agents(self.places.side(self.config), crowds, int(self.store.step_count[env]))
+        canvas.agents(self.layout.side(self.config), crowds, int(self.store.step_count[env]))
 
     @property
     def drawable(self) -> bool:
-        return self.places is not None or type(self).picture is not KernelWorld.picture
+        return self.layout is not None or type(self).picture is not KernelWorld.picture
 
     # --- construction ------------------------------------------------------------------------------------------------
 
@@ -300,11 +300,11 @@ class KernelWorld(World):
                 raise ShoalError(f"{type(self).__name__} reports {name!r}, which is no state of one float per env.")
             add(f"{name}_sum", Field(float, doc="sum over finished episodes"))
             add(f"last_{name}", Field(float, doc="of the last finished episode"))
-        self._tables: dict[str, Whole] = {}
+        self._tables: dict[str, Broadcast] = {}
         for name, values in _declared(type(self).tables, self.config).items():
             if name in self.store:
                 raise ShoalError(f"{type(self).__name__}: {name!r} is both a table and an array of the store.")
-            self._tables[name] = Whole(torch.as_tensor(values).to(self.device).contiguous())
+            self._tables[name] = Broadcast(torch.as_tensor(values).to(self.device).contiguous())
 
     def _config_values(self) -> dict[str, Any]:
         if not is_dataclass(self.config) or isinstance(self.config, type):
@@ -315,7 +315,7 @@ class KernelWorld(World):
             if isinstance(value, int) and not -(2**31) <= value < 2**31:
                 raise ShoalError(f"{self.name}: {name} must fit in 32 bits, got {value}.")
         values.setdefault("max_steps", NO_LIMIT)
-        values.update({f"{g.name}_every": g.every for g in self.groups if g.every > 1})
+        values.update({f"{g.name}_every": g.action_interval for g in self.groups if g.action_interval > 1})
         for index, g in enumerate(self.groups):  # where a group begins in an array over all agents of an env
             values[f"{g.name}_first"] = sum(other.agents for other in self.groups[:index])
         if values["max_steps"] < 1:
@@ -352,8 +352,8 @@ class KernelWorld(World):
     def _stages(self, holding: bool) -> list["Call | Callable"]:
         """One step, in order. Entries are calls of Warp functions, or torch functions of the arrays' namespace."""
         when = "active" if holding else ""
-        leaving = [g for g in self.groups if g.leaves]
-        pausing = [g for g in self.groups if g.every > 1]
+        leaving = [g for g in self.groups if g.can_leave]
+        pausing = [g for g in self.groups if g.action_interval > 1]
         run: list[Call | Callable] = [Call(stages.clear_ended)] if holding else []
         if holding and self._is_torch("step"):
             run.append(self._save_held)
@@ -364,7 +364,7 @@ class KernelWorld(World):
         run += self._author("step", when)
         if holding and self._is_torch("step"):
             run.append(self._restore_held)
-        run += [self._standard(g, stages.mute_absent, when, "mute") for g in leaving]
+        run += [self._standard(g, stages.zero_dead_rewards, when, "mute") for g in leaving]
         run += self._per_group(stages.settle_one, stages.settle_agent, when)
         run.append(Call(stages.settle, when=when))
         renames = {self._names[g.name, "observation"]: self._names[g.name, "final_observation"] for g in self.groups}
@@ -376,7 +376,7 @@ class KernelWorld(World):
         return run
 
     def _restart_stages(self) -> list["Call | Callable"]:
-        pausing = [self._acting(g, "ended") for g in self.groups if g.every > 1]
+        pausing = [self._acting(g, "ended") for g in self.groups if g.action_interval > 1]
         return [*self._begin_episode(), *self._author("observe", "ended"), *pausing]
 
     def _begin_episode(self) -> list["Call | Callable"]:
@@ -390,7 +390,7 @@ class KernelWorld(World):
         for g in self.groups:
             if g.agents > 1:
                 run.append(self._standard(g, stages.forget_return, "ended", "fresh"))
-            if g.leaves:
+            if g.can_leave:
                 run.append(self._standard(g, stages.all_alive, "ended", "fresh"))
         return [*run, *self._author("reset", "ended")]
 
@@ -411,7 +411,7 @@ class KernelWorld(World):
         return stages.hold_choice if flat else stages.hold_choices
 
     def _acting(self, g: Group, when: str) -> Call:
-        names = {"every": f"{g.name}_every", "acting": self._names[g.name, "acting"]}
+        names = {"every": f"{g.name}_every", "is_decision_step": self._names[g.name, "is_decision_step"]}
         return Call(stages.next_acting, g.agents, when, names)
 
     def _author(self, stage: str, when: str, renames: dict[str, str] | None = None) -> list["Call | Callable"]:
@@ -427,16 +427,18 @@ class KernelWorld(World):
         calls: list[Call | Callable] = []
         only = self.groups[0]
         for item in _functions(getattr(type(self), f"_author_{stage}")):
-            group = self.group(item.group) if isinstance(item, Each) else only
-            function = item.function if isinstance(item, Each) else item
+            group = self.group(item.group) if isinstance(item, ForGroup) else only
+            function = item.function if isinstance(item, ForGroup) else item
             per_agent = "agent" in parameters_of(function)
-            if per_agent and len(self.groups) > 1 and not isinstance(item, Each):
-                raise ShoalError(f"{type(self).__name__}.{function.key} runs per agent: say for which group with Each.")
+            if per_agent and len(self.groups) > 1 and not isinstance(item, ForGroup):
+                raise ShoalError(
+                    f"{type(self).__name__}.{function.key} runs per agent: say for which group with ForGroup."
+                )
             renamed = {**(renames or {}), **self._held_actions()}
             names: dict[str, str] = {}
             for name in parameters_of(function):
                 own = f"{group.name}_{name}"
-                own = own if isinstance(item, Each) and (own in self.store or own in self._settings) else name
+                own = own if isinstance(item, ForGroup) and (own in self.store or own in self._settings) else name
                 names[name] = renamed.get(own, own)
             # Functions that write what one agent sees touch nothing of one another's.
             together = "observe" if any(n.endswith("observation") for n in parameters_of(function)) else ""
@@ -445,7 +447,9 @@ class KernelWorld(World):
 
     def _held_actions(self) -> dict[str, str]:
         """Where an author's function finds the action of a group that does not choose at every step."""
-        return {self._names[g.name, "action"]: self._names[g.name, "held"] for g in self.groups if g.every > 1}
+        return {
+            self._names[g.name, "action"]: self._names[g.name, "held"] for g in self.groups if g.action_interval > 1
+        }
 
     def _run_torch(self, stage: str, method: Callable, arrays: SimpleNamespace, when: str, renames: dict) -> None:
         """Run a torch stage on all envs; `reset` and `observe` return new values, kept where `when` is set."""
@@ -542,14 +546,14 @@ def _group_fields(g: Group) -> dict[str, Field]:
         "return_sum": Field(float, doc="sum over finished episodes"),
         "last_return": Field(float, doc="return of the last finished episode"),
     }
-    if g.leaves:
+    if g.can_leave:
         found["alive"] = Field(bool, (g.agents,))
         found["was_alive"] = Field(bool, (g.agents,), doc="in the game when the step began")
         found["final_alive"] = Field(bool, (g.agents,))
     if g.masked:
         found["action_mask"] = Field(bool, (g.agents, g.choices))
-    if g.every > 1:
-        found["acting"] = Field(bool, (g.agents,))
+    if g.action_interval > 1:
+        found["is_decision_step"] = Field(bool, (g.agents,))
         found["held"] = replace(found["action"], doc="the action that stands")
     return found
 
@@ -585,5 +589,5 @@ def _functions(author: Any) -> list[Any]:
 
 def parameters_of(function: Any) -> Mapping[str, Any]:
     """Parameter name -> Warp type of an author's function; nothing of one that is no Warp function."""
-    function = function.function if isinstance(function, Each) else function
+    function = function.function if isinstance(function, ForGroup) else function
     return function.input_types if isinstance(function, wp.Function) else {}

@@ -69,7 +69,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Whole:
+class Broadcast:
     """An array that every row reads as a whole (a counter, a table): it is not sliced over the threads."""
 
     tensor: torch.Tensor
@@ -111,8 +111,8 @@ def check_call(call: Call, provided: dict[str, Any], owner: str) -> None:
         value = provided[source]
         if isinstance(value, str):
             raise ShoalError(f"{owner}.{function.key}: {name!r} is text, which a Warp function cannot read.")
-        if is_array(annotation) != isinstance(value, (torch.Tensor, Whole)):
-            kind = "a setting" if not isinstance(value, (torch.Tensor, Whole)) else "an array"
+        if is_array(annotation) != isinstance(value, (torch.Tensor, Broadcast)):
+            kind = "a setting" if not isinstance(value, (torch.Tensor, Broadcast)) else "an array"
             raise ShoalError(f"{owner}.{function.key}: {name!r} is {kind}, but it is annotated {annotation}.")
         if is_array(annotation):
             fit_shape(f"{owner}.{function.key}: {name!r}", value, annotation)
@@ -120,12 +120,12 @@ def check_call(call: Call, provided: dict[str, Any], owner: str) -> None:
             raise ShoalError(f"{owner}.{function.key}: {name!r} is {value}, but it is annotated {annotation.__name__}.")
 
 
-def fit_shape(what: str, array: torch.Tensor | Whole, annotation: Any) -> torch.Tensor:
+def fit_shape(what: str, array: torch.Tensor | Broadcast, annotation: Any) -> torch.Tensor:
     """The tensor with the number of dimensions that a parameter's type asks for.
 
     A group of one agent may be written without its agent dimension, and a trailing dimension may be a Warp vector.
     """
-    tensor = array.tensor if isinstance(array, Whole) else array
+    tensor = array.tensor if isinstance(array, Broadcast) else array
     element = Field(annotation.dtype)
     wanted = annotation.ndim + len(element.inner)
     view = tensor
@@ -151,7 +151,7 @@ def build(name: str, calls: list[Call], on_cpu: bool) -> Program:
         return _generate(f"{name}_thread", calls, _thread_body)
     if most <= WARP:
         lanes = 1 << (most - 1).bit_length()
-        return _generate(f"{name}_lanes", calls, partial(_shared_body, lanes, f"meet_lanes({lanes})"), threads=lanes)
+        return _generate(f"{name}_lanes", calls, partial(_shared_body, lanes, f"sync_lanes({lanes})"), threads=lanes)
     block = min(THREADS_PER_BLOCK, -(-most // WARP) * WARP)
     body = partial(_shared_body, block, "meet_block()")
     return _generate(f"{name}_block", calls, body, threads=block, block=block)
@@ -174,7 +174,7 @@ def _generate(name: str, calls: list[Call], body: Callable[..., list[str]], **sh
     kernel = _compile(
         name,
         source,
-        {"wp": wp, "random_at": random_at, "meet_block": meet_block, "meet_lanes": meet_lanes, **names, **types},
+        {"wp": wp, "random_at": random_at, "meet_block": meet_block, "sync_lanes": sync_lanes, **names, **types},
     )
     return Program(kernel, tuple(p for _, p in parameters.values()), **shape)
 
@@ -249,7 +249,7 @@ unsigned first = (threadIdx.x & 31u) & ~(unsigned(lanes) - 1u);
 __syncwarp((lanes >= 32 ? 0xffffffffu : (1u << lanes) - 1u) << first);
 #endif
 """)
-def meet_lanes(lanes: int):
+def sync_lanes(lanes: int):
     """The lanes of a warp that share an env meet."""
     ...
 

@@ -17,7 +17,7 @@ import warp as wp
 
 from shoal.core.errors import ShoalError, excerpt
 from shoal.core.kernel_cache import PARSE_ERROR, load_kernel
-from shoal.core.kernels import ENVS_PER_BLOCK, LOADING, Call, Program, Whole, build, fit_shape
+from shoal.core.kernels import ENVS_PER_BLOCK, LOADING, Broadcast, Call, Program, build, fit_shape
 from shoal.core.store import warp_view
 from shoal.core.streams import open_descriptors
 from shoal.core.temporary import TemporaryFolder
@@ -133,7 +133,7 @@ class Plan:
         values: list[Any] = [rows.stop - rows.start]
         for parameter in program.parameters:
             value = arguments[parameter.source]
-            if isinstance(value, Whole):
+            if isinstance(value, Broadcast):
                 value = warp_view(value.tensor, parameter.annotation)
             elif parameter.is_array:
                 value = warp_view(fit_shape(parameter.source, value, parameter.annotation)[rows], parameter.annotation)

@@ -15,7 +15,7 @@ FIRST_PORT, PORTS = 15_000, 20_000
 
 
 @dataclass(frozen=True)
-class Place:
+class LaunchInfo:
     """Which process this is, as the launcher says."""
 
     rank: int
@@ -43,7 +43,7 @@ class Place:
             os.environ["MASTER_PORT"] = str(FIRST_PORT + int(os.environ.get("SLURM_JOB_ID", "0")) % PORTS)
 
 
-def find_place() -> Place | None:
+def find_launch_info() -> LaunchInfo | None:
     """Where torchrun or SLURM has put this process; None if neither has started it."""
     env = os.environ
     if "RANK" in env and "WORLD_SIZE" in env:
@@ -60,14 +60,14 @@ def find_place() -> Place | None:
             launch = f"{socket.gethostname()}:{os.getppid()}"
         restarts = int(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
         local = int(env.get("LOCAL_RANK", "0")), int(env.get("LOCAL_WORLD_SIZE", "1"))
-        return Place(rank, size, *local, launch, restarts, "TORCHELASTIC_RUN_ID" not in env, env.get(STORE))
+        return LaunchInfo(rank, size, *local, launch, restarts, "TORCHELASTIC_RUN_ID" not in env, env.get(STORE))
     # Set by srun for its tasks, and not by sbatch or salloc for a single command.
     if int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and "SLURM_PROCID" in env:
         tasks = env.get("SLURM_STEP_TASKS_PER_NODE", "1")
         local = int(env.get("SLURM_LOCALID", "0")), int(re.match(r"\d+", tasks)[0])  # type: ignore[index]
         launch = f"slurm:{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
         restarts = int(env.get("SLURM_RESTART_COUNT", "0"))
-        return Place(int(env["SLURM_PROCID"]), int(env["SLURM_STEP_NUM_TASKS"]), *local, launch, restarts, True)
+        return LaunchInfo(int(env["SLURM_PROCID"]), int(env["SLURM_STEP_NUM_TASKS"]), *local, launch, restarts, True)
     return None
 
 
@@ -79,5 +79,5 @@ def first_host(nodes: str) -> str:
 
 def follows() -> bool:
     """Whether this process leaves talking to another one."""
-    place = find_place()
+    place = find_launch_info()
     return place is not None and place.rank > 0

@@ -3,7 +3,7 @@
 import torch
 import warp as wp
 
-from shoal.core.kernels import Whole
+from shoal.core.kernels import Broadcast
 from shoal.core.launch import Plan, bind
 from shoal.core.random import ACTION_STREAM, philox, unit_float, unit_normal, vec4u
 
@@ -46,5 +46,5 @@ def normal_noise(
 def noise_plan(noise: torch.Tensor, gaussian: bool, seed: int, env_id: torch.Tensor, counter: torch.Tensor) -> Plan:
     """Fills `noise` [T, N, parts] for the rollout that `counter` [1] numbers."""
     function = normal_noise if gaussian else uniform_noise
-    arguments = dict(seed=seed, env_id=env_id, counter=Whole(counter), noise=noise.transpose(0, 1))
+    arguments = dict(seed=seed, env_id=env_id, counter=Broadcast(counter), noise=noise.transpose(0, 1))
     return bind("noise", function, noise.device, noise.shape[1], arguments, agents=noise.shape[2])

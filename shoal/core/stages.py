@@ -35,28 +35,34 @@ def remember_alive(env: int, agent: int, alive: wp.array2d[wp.bool], was_alive: 
 
 
 @wp.func
-def hold_choice(env: int, agent: int, acting: wp.array2d[wp.bool], action: wp.array2d[int], held: wp.array2d[int]):
+def hold_choice(
+    env: int, agent: int, is_decision_step: wp.array2d[wp.bool], action: wp.array2d[int], held: wp.array2d[int]
+):
     """A group that does not choose at every step: its choice is taken over when it does."""
-    if acting[env, agent]:
+    if is_decision_step[env, agent]:
         held[env, agent] = action[env, agent]
 
 
 @wp.func
-def hold_choices(env: int, agent: int, acting: wp.array2d[wp.bool], action: wp.array3d[int], held: wp.array3d[int]):
-    if acting[env, agent]:
+def hold_choices(
+    env: int, agent: int, is_decision_step: wp.array2d[wp.bool], action: wp.array3d[int], held: wp.array3d[int]
+):
+    if is_decision_step[env, agent]:
         for part in range(action.shape[2]):
             held[env, agent, part] = action[env, agent, part]
 
 
 @wp.func
-def hold_numbers(env: int, agent: int, acting: wp.array2d[wp.bool], action: wp.array3d[float], held: wp.array3d[float]):
-    if acting[env, agent]:
+def hold_numbers(
+    env: int, agent: int, is_decision_step: wp.array2d[wp.bool], action: wp.array3d[float], held: wp.array3d[float]
+):
+    if is_decision_step[env, agent]:
         for part in range(action.shape[2]):
             held[env, agent, part] = action[env, agent, part]
 
 
 @wp.func
-def mute_absent(env: int, agent: int, was_alive: wp.array2d[wp.bool], reward: wp.array2d[float]):
+def zero_dead_rewards(env: int, agent: int, was_alive: wp.array2d[wp.bool], reward: wp.array2d[float]):
     """An agent that had left the game before this step gets nothing, whatever the world wrote."""
     if not was_alive[env, agent]:
         reward[env, agent] = 0.0
@@ -171,6 +177,6 @@ def all_alive(env: int, agent: int, alive: wp.array2d[wp.bool]):
 
 
 @wp.func
-def next_acting(env: int, agent: int, every: int, step_count: wp.array[int], acting: wp.array2d[wp.bool]):
+def next_acting(env: int, agent: int, every: int, step_count: wp.array[int], is_decision_step: wp.array2d[wp.bool]):
     """Whether a group that does not act at every step chooses at the next one."""
-    acting[env, agent] = step_count[env] % every == 0
+    is_decision_step[env, agent] = step_count[env] % every == 0

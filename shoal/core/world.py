@@ -21,9 +21,9 @@ class Group:
     agents: int = 1
     masked: bool = False
     """The world writes `action_mask` [env, agent, choices]: which choices are allowed now."""
-    leaves: bool = False
+    can_leave: bool = False
     """Agents can leave the game before the episode ends: the world writes `alive` [env, agent]."""
-    every: int = 1
+    action_interval: int = 1
     """The group chooses an action at every so many steps of an episode; in between, its last choice stands."""
     stack: int = 1
     """The policy sees the last `stack` observations of the episode at once, joined along their first axis; each is kept
@@ -32,15 +32,17 @@ class Group:
     def __post_init__(self):
         if self.agents < 1:
             raise ShoalError(f"Group {self.name!r} needs at least one agent per env, got {self.agents}.")
-        if self.every < 1:
-            raise ShoalError(f"Group {self.name!r} must act every 1 or more steps, got every={self.every}.")
+        if self.action_interval < 1:
+            raise ShoalError(
+                f"Group {self.name!r} must act every 1 or more steps, got action_interval={self.action_interval}."
+            )
         if self.stack < 1:
             raise ShoalError(f"Group {self.name!r} must see at least one observation, got stack={self.stack}.")
         if self.masked and not self.choices:
             raise ShoalError(f"Group {self.name!r} has a {type(self.action).__name__} action, which cannot be masked.")
 
     @property
-    def seen(self) -> Box:
+    def policy_observation(self) -> Box:
         """What a policy sees at once: `stack` observations."""
         first, *rest = self.observation.shape
         parts = self.stack * self.observation.parts
@@ -55,7 +57,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Places:
+class Layout2D:
     """Where the agents of a world are in a square, by the names of arrays; enough for a picture of it.
 
     An array is the group's own, [env, agent], with `{group}` in its name for the group's; or it holds the agents of all
@@ -63,7 +65,7 @@ class Places:
     """
 
     size: str | float
-    """Side of the square, from 0: a number, or the name of a setting. Places may be cells, whole numbers 0 to size."""
+    """Side of the square, from 0: a number, or the name of a setting. Positions may be cells, whole numbers 0 to size."""
     x: str = "{group}_x"
     y: str = "{group}_y"
     heading: str | None = None
@@ -105,7 +107,9 @@ class Places:
         if len(groups) > 1 and view.shape[1] == sum(sizes):
             view = view.split(sizes, 1)[groups.index(group)]
         if view.ndim != 2 or view.shape[1] != group.agents:
-            raise ShoalError(f"Places need one number of {name!r} per agent of {group.name!r}; name an element: [0].")
+            raise ShoalError(
+                f"A Layout2D needs one number of {name!r} per agent of {group.name!r}; name an element: [0]."
+            )
         return view
 
 
@@ -122,7 +126,7 @@ class GroupOutputs:
     """Whether the agent is in the game (None: always)."""
     action_mask: torch.Tensor | None = None
     """Which choices are allowed for the next action (None: all)."""
-    acting: torch.Tensor | None = None
+    is_decision_step: torch.Tensor | None = None
     """Whether the agent chooses at the next step; elsewhere its last choice stands (None: at every step)."""
     final_alive: torch.Tensor | None = None
     """Whether it was in the game at the end, in envs that have just ended (None: always)."""
@@ -173,7 +177,7 @@ class LastEpisode:
     reports: dict[str, torch.Tensor]
 
 
-class Tracks(Protocol):
+class TrajectoryRecorder(Protocol):
     """Follows some envs through an episode each, and draws a map of every one."""
 
     def follow(self, going: torch.Tensor) -> None:
@@ -198,34 +202,34 @@ class World(ABC):
     device: torch.device
     outputs: Outputs
     """Where the last reset or step wrote."""
-    places: Places | None = None
+    layout: Layout2D | None = None
     """Where agents are, in worlds that play in a square."""
     picture_size: tuple[int, int] | None = None
     """Width and height of `picture` [pixels, multiples of 16]; None: the recording's."""
     picture_rate: int | None = None
     """Steps per second of a recording that can be followed; None: the recording's."""
-    inside: tuple[str, ...] = ()
+    handles_settings: tuple[str, ...] = ()
     """Settings of a run that the world takes as arguments and sees to itself, instead of a wrapper."""
     resumable: bool = True
     """Whether `state_dict` holds everything; if not, a resumed run begins new episodes."""
-    undivided: tuple[str, ...] = ()
+    unsharded_state: tuple[str, ...] = ()
     """What of its `state_dict` does not have the envs along its first axis."""
-    slow_to_open: bool = False
+    reuse_eval_world: bool = False
     """Whether it takes long before the first episode; a run then keeps the world of its evaluations."""
     on_device: bool = True
     """Whether steps run on the device, so that a whole rollout can be one graph."""
 
     @classmethod
-    def playing(cls, config: Any) -> Any:
+    def for_evaluation(cls, config: Any) -> Any:
         """The settings under which whole episodes are played: for evaluation."""
         return config
 
     @classmethod
-    def shown(cls, config: Any) -> Any:
+    def for_recording(cls, config: Any) -> Any:
         """The settings under which envs can be looked at: for recordings."""
         return config
 
-    def get_ready(self, seed: int) -> None:
+    def prepare(self, seed: int) -> None:
         """Called some time before `reset(seed)`: begin what that will need, and refuse now what cannot be."""
 
     @abstractmethod
@@ -248,7 +252,7 @@ class World(ABC):
     def restart(self, mask: torch.Tensor) -> None:
         """Begin a new episode in the envs of `mask` now, and rewrite their observation."""
 
-    def tend(self) -> None:
+    def between_rollouts(self) -> None:
         """Called between rollouts: what a world does now and then, outside of the graphs. It must not wait long."""
 
     def close(self) -> None:
@@ -282,20 +286,20 @@ class World(ABC):
 
     def picture(self, canvas, env: int) -> None:
         """Draw env `env` on a canvas of shoal.view; worlds that can be looked at override this."""
-        raise ShoalError(f"The world {self.name!r} has no picture; give its class `places` or a `picture` method.")
+        raise ShoalError(f"The world {self.name!r} has no picture; give its class `layout` or a `picture` method.")
 
-    def remember(self, memory: dict[str, Any], env: int) -> None:
+    def record_frame(self, memory: dict[str, Any], env: int) -> None:
         """Keep what later pictures of the episode need; called at every step of a recording, drawn or not."""
 
     def scenes_of_envs(self) -> list[str] | None:
         """Names of what each env plays in now, if that differs; None: all alike."""
         return None
 
-    def repeats(self) -> torch.Tensor | None:
+    def duplicate_episodes(self) -> torch.Tensor | None:
         """bool [env]: envs whose first episode is also that of an env before them; None: of none."""
         return None
 
-    def tracks(self, envs: int) -> Tracks:
+    def trajectory_recorder(self, envs: int) -> TrajectoryRecorder:
         """What follows the first `envs` envs and draws maps of them; worlds that have maps override this."""
         raise ShoalError(f"The world {self.name!r} has no maps; navigation worlds do.")
 

@@ -8,7 +8,7 @@ import torch
 
 from shoal.core.errors import ShoalError
 from shoal.core.spaces import Box
-from shoal.core.world import EpisodeStatistics, Group, GroupOutputs, LastEpisode, Outputs, Tracks, World
+from shoal.core.world import EpisodeStatistics, Group, GroupOutputs, LastEpisode, Outputs, TrajectoryRecorder, World
 
 
 class Wrapper(World):
@@ -19,10 +19,10 @@ class Wrapper(World):
         self.name = world.name
         self.num_envs = world.num_envs
         self.device = world.device
-        self.places = world.places
+        self.layout = world.layout
         self.picture_size, self.picture_rate = world.picture_size, world.picture_rate
-        self.inside, self.resumable, self.on_device = world.inside, world.resumable, world.on_device
-        self.slow_to_open, self.undivided = world.slow_to_open, world.undivided
+        self.handles_settings, self.resumable, self.on_device = world.handles_settings, world.resumable, world.on_device
+        self.reuse_eval_world, self.unsharded_state = world.reuse_eval_world, world.unsharded_state
         self.groups = tuple(self._group(g) for g in world.groups)
         self._own: Outputs | None = None
 
@@ -34,8 +34,8 @@ class Wrapper(World):
         """Write what this wrapper shows. `started` [env]: a new episode has begun; `held`: the env did not move."""
         _copy(inner, out)
 
-    def get_ready(self, seed: int) -> None:
-        self.world.get_ready(seed)
+    def prepare(self, seed: int) -> None:
+        self.world.prepare(seed)
 
     def reset(self, seed: int = 0, first_env: int = 0) -> Outputs:
         inner = self.world.reset(seed, first_env)
@@ -65,8 +65,8 @@ class Wrapper(World):
         for tensor, before in kept:  # a restart begins an episode; what the last step brought stays
             tensor.copy_(before)
 
-    def tend(self) -> None:
-        self.world.tend()
+    def between_rollouts(self) -> None:
+        self.world.between_rollouts()
 
     def close(self) -> None:
         self.world.close()
@@ -142,17 +142,17 @@ class Wrapper(World):
     def picture(self, canvas, env: int) -> None:
         self.world.picture(canvas, env)
 
-    def remember(self, memory: dict[str, Any], env: int) -> None:
-        self.world.remember(memory, env)
+    def record_frame(self, memory: dict[str, Any], env: int) -> None:
+        self.world.record_frame(memory, env)
 
     def scenes_of_envs(self) -> list[str] | None:
         return self.world.scenes_of_envs()
 
-    def repeats(self) -> torch.Tensor | None:
-        return self.world.repeats()
+    def duplicate_episodes(self) -> torch.Tensor | None:
+        return self.world.duplicate_episodes()
 
-    def tracks(self, envs: int) -> Tracks:
-        return self.world.tracks(envs)
+    def trajectory_recorder(self, envs: int) -> TrajectoryRecorder:
+        return self.world.trajectory_recorder(envs)
 
     @property
     def drawable(self) -> bool:
@@ -191,7 +191,7 @@ class TransformObservation(Wrapper):
                 group.final_observation.copy_(self.function(inner.groups[name].final_observation))
 
 
-class KeepAs(Wrapper):
+class CastObservation(Wrapper):
     """Float observations kept in a shorter type: half the memory of a rollout, a rounding of 2^-11 or 2^-8."""
 
     def __init__(self, world: World, dtype: torch.dtype):
@@ -257,8 +257,10 @@ class ActionRepeat(Wrapper):
         if times < 1:
             raise ShoalError(f"ActionRepeat needs at least one repetition, got {times}.")
         for g in world.groups:
-            if g.every > 1 and g.every % times:
-                raise ShoalError(f"Group {g.name!r} acts every {g.every} steps, no multiple of {times} repetitions.")
+            if g.action_interval > 1 and g.action_interval % times:
+                raise ShoalError(
+                    f"Group {g.name!r} acts every {g.action_interval} steps, no multiple of {times} repetitions."
+                )
         super().__init__(world)
         self.times = times
 

@@ -67,7 +67,7 @@ class AtariWorld(HostWorld):
     """
 
     Config: ClassVar[type[HostConfig]] = AtariConfig
-    inside = ("time_limit", "frame_stack")
+    handles_settings = ("time_limit", "frame_stack")
     config: AtariConfig
 
     @classmethod
@@ -85,13 +85,13 @@ class AtariWorld(HostWorld):
         return False
 
     @classmethod
-    def playing(cls, config: HostConfig) -> HostConfig:
+    def for_evaluation(cls, config: HostConfig) -> HostConfig:
         assert isinstance(config, AtariConfig)
-        return replace(super().playing(config), life_loss=False)
+        return replace(super().for_evaluation(config), life_loss=False)
 
     @classmethod
-    def shown(cls, config: HostConfig) -> HostConfig:
-        return cls.playing(config)
+    def for_recording(cls, config: HostConfig) -> HostConfig:
+        return cls.for_evaluation(config)
 
     @classmethod
     def has_native(cls, config: HostConfig) -> bool:

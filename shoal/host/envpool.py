@@ -17,7 +17,7 @@ from shoal.host.world import HostWorld
 class EnvPoolWorld(HostWorld):
     """Environments of EnvPool, in its native batch alone."""
 
-    inside = ("time_limit", "frame_stack", "obs_dtype")
+    handles_settings = ("time_limit", "frame_stack", "obs_dtype")
 
     @classmethod
     def teams_of(cls, config: HostConfig) -> list[Team]:

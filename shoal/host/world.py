@@ -47,9 +47,9 @@ class HostWorld(World):
     settings: ClassVar[dict[str, dict[str, Any]]] = {}
     kind: ClassVar[str] = ""
     env_name: ClassVar[str] = ""
-    inside = ("time_limit", "action_repeat", "frame_stack", "obs_dtype")
+    handles_settings = ("time_limit", "action_repeat", "frame_stack", "obs_dtype")
     resumable = on_device = False
-    undivided = ("resumes",)
+    unsharded_state = ("resumes",)
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class HostWorld(World):
                 observation_space(team.observation),
                 action_space(team.action),
                 agents=len(team.agents),
-                leaves=cls._loses(config),
+                can_leave=cls._loses(config),
             )
             for team in cls.teams_of(config)
         )
@@ -110,14 +110,14 @@ class HostWorld(World):
         return True
 
     @classmethod
-    def playing(cls, config: HostConfig) -> HostConfig:
+    def for_evaluation(cls, config: HostConfig) -> HostConfig:
         """The settings for evaluation: whole episodes from their beginning."""
         return replace(config, phase=0, schedule="lockstep")
 
     @classmethod
-    def shown(cls, config: HostConfig) -> HostConfig:
+    def for_recording(cls, config: HostConfig) -> HostConfig:
         """The settings for pictures: envs that can be looked at, in this process."""
-        return replace(cls.playing(config), batch="serial", render=True)
+        return replace(cls.for_evaluation(config), batch="serial", render=True)
 
     @property
     def time_limit(self) -> int | None:
@@ -534,7 +534,7 @@ class HostWorld(World):
         groups = {}
         for g in self.groups:
             observation = torch.zeros(n, g.agents, *g.observation.shape, dtype=g.observation.dtype, device=device)
-            alive = torch.ones(n, g.agents, dtype=torch.bool, device=device) if g.leaves else None
+            alive = torch.ones(n, g.agents, dtype=torch.bool, device=device) if g.can_leave else None
             groups[g.name] = GroupOutputs(
                 observation=observation,
                 reward=torch.zeros(n, g.agents, device=device),

@@ -48,7 +48,7 @@ class LearnerConfig:
     """Samples of the mini-batch that --lr is for, where it grows."""
     lr_warmup: float = 0.0
     """Share of the run in which the learning rate rises from zero."""
-    anneal: Literal["linear", "cosine", "none"] = "linear"
+    lr_schedule: Literal["linear", "cosine", "none"] = "linear"
     """How the learning rate falls over the rest of the run."""
     lr_final: float = 0.0
     """Share of the learning rate that is left at the end, if it falls."""
@@ -110,24 +110,24 @@ class LearnerConfig:
         if done < self.lr_warmup:
             return done / self.lr_warmup
         t = min(1.0, (done - self.lr_warmup) / (1.0 - self.lr_warmup))
-        left = {"none": 1.0, "linear": 1.0 - t, "cosine": 0.5 * (1.0 + math.cos(math.pi * t))}[self.anneal]
-        return left if self.anneal == "none" else self.lr_final + (1.0 - self.lr_final) * left
+        left = {"none": 1.0, "linear": 1.0 - t, "cosine": 0.5 * (1.0 + math.cos(math.pi * t))}[self.lr_schedule]
+        return left if self.lr_schedule == "none" else self.lr_final + (1.0 - self.lr_final) * left
 
     @classmethod
     def unsupported(cls, group: Group) -> str:
         """Why this learner cannot learn for a group; "" if it can."""
         return ""
 
-    def check_core(self, core: bool) -> None:
-        """Refuse a policy with a core, or without one, if this learner cannot use it."""
+    def check_rnn(self, rnn: bool) -> None:
+        """Refuse a policy with an RNN, or without one, if this learner cannot use it."""
 
-    def check_rollout(self, steps: int, lanes: int, core: bool) -> None:
+    def check_rollout(self, steps: int, lanes: int, rnn: bool) -> None:
         """Refuse rollouts of a size that this learner cannot use: steps of so many lanes, envs times agents."""
 
-    def check_processes(self, steps: int, lanes: int, core: bool, processes: int) -> None:
+    def check_processes(self, steps: int, lanes: int, rnn: bool, processes: int) -> None:
         """Refuse a number of processes that cannot share the work, each with so many lanes of its own."""
 
-    def check_cuts(self, core: bool) -> None:
+    def check_cuts(self, rnn: bool) -> None:
         """Refuse rollouts that are cut short, if this learner cannot use them."""
 
 
@@ -154,13 +154,13 @@ class Learner:
         self.reducer = reducer = rollout.reducer
         self.samples = rollout.samples * reducer.size
         """Samples of a rollout, those of all processes together."""
-        lanes, core = rollout.samples // rollout.steps, policy.core is not None
-        config.check_rollout(rollout.steps, lanes * reducer.size, core)
-        config.check_processes(rollout.steps, lanes, core, reducer.size)
+        lanes, rnn = rollout.samples // rollout.steps, policy.rnn is not None
+        config.check_rollout(rollout.steps, lanes * reducer.size, rnn)
+        config.check_processes(rollout.steps, lanes, rnn, reducer.size)
         self.policy, self.rollout, self.config, self.seed = policy, rollout, config, seed
         self.device = rollout.reward.device
         self.bf16 = bf16
-        self.optimizers = {name: config.optimize(module, compiled) for name, module in self.learned().items()}
+        self.optimizers = {name: config.optimize(module, compiled) for name, module in self.trainable_parts().items()}
         """One for each part of the policy that has a loss of its own."""
         self.optimizer = next(iter(self.optimizers.values()))
         if reducer.size > 1:
@@ -178,20 +178,20 @@ class Learner:
         self.metric_count = torch.zeros((), device=self.device)
         self._wrap: Any = (lambda f: torch.compile(f, dynamic=False)) if compiled else (lambda f: f)
 
-    def learned(self) -> dict[str, nn.Module]:
+    def trainable_parts(self) -> dict[str, nn.Module]:
         """The parts of the policy that have a loss and an optimizer of their own, by the optimizer's name."""
         return {"optimizer": self.policy}
 
     def store(self) -> None:
         """Take in the rollout as it is now, if the learner keeps experience."""
 
-    def cut(self) -> None:
+    def mark_discontinuity(self) -> None:
         """Tell that the next rollout does not go on where the last one ended."""
 
-    def adopt(self) -> None:
+    def on_weights_loaded(self) -> None:
         """Tell that the policy has been given other weights."""
 
-    def due(self, made: int) -> int:
+    def updates_due(self, made: int) -> int:
         """How many updates this rollout calls for, after so many samples of the run."""
         return 1
 
@@ -199,7 +199,7 @@ class Learner:
         """Learn."""
         raise ShoalError("Learner is the base of PolicyGradient and OffPolicy; use what is made of them.")
 
-    def _descend(self, found: dict[str, torch.Tensor], gradient: torch.Tensor, go: torch.Tensor) -> None:
+    def _optimizer_step(self, found: dict[str, torch.Tensor], gradient: torch.Tensor, go: torch.Tensor) -> None:
         """Step down the gradient, unless `go` is 0, and add what was found to the metrics."""
         norm = self.optimizer.step(gradient, go)
         with torch.no_grad():
@@ -223,7 +223,7 @@ class Learner:
         for optimizer in self.optimizers.values():
             optimizer.lr.fill_(self.peak_lr * self.config.lr_share(done))
 
-    def remark(self) -> str:
+    def describe(self) -> str:
         """How steps are made, in words."""
         c, batch = self.config, self.config.batch(self.samples)
         rate = f"{c.lr:.3g}"
@@ -231,7 +231,7 @@ class Learner:
             power = "sqrt" if c.lr_scale == "sqrt" else ""
             rate += f" x {power}({batch:,} / {c.lr_batch:,}) = {self.peak_lr:.3g}"
         rate += f", rising over {100 * c.lr_warmup:g} % of the run" if c.lr_warmup else ""
-        fall = {"none": "", "linear": ", falling linearly", "cosine": ", falling as a cosine"}[c.anneal]
+        fall = {"none": "", "linear": ", falling linearly", "cosine": ", falling as a cosine"}[c.lr_schedule]
         fall += f" to {100 * c.lr_final:g} % of it" if fall and c.lr_final else " to 0" if fall else ""
         decay = f", weight decay {c.decay:g}" if c.decay else ""
         size = f"{batch:,} samples{self._in_passes()}"

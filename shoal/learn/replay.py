@@ -10,7 +10,16 @@ from shoal.core.errors import ShoalError
 from shoal.core.launch import Plan, init_warp
 from shoal.core.mapped import mapped
 from shoal.learn.frames import add_gather, add_keep, as_words, word_bytes
-from shoal.learn.ring import Ring, draw_by_priority, draw_uniform, lay_out, look, look_along, number_finals, set_leaves
+from shoal.learn.replay_kernels import (
+    Ring,
+    draw_by_priority,
+    draw_uniform,
+    lay_out,
+    look,
+    look_along,
+    number_finals,
+    set_leaves,
+)
 from shoal.learn.rollout import Rollout
 from shoal.learn.sum_tree import BLOCK, UNIT, SumTree
 
@@ -100,7 +109,7 @@ class Replay:
     for their future; and the oldest `stack - 1` rows have lost their history. Neither are drawn.
 
     `append`, the draws and `update_priorities` read nothing on the host and can be part of a CUDA graph. Agents that
-    choose at every k-th step (`Rollout.acting`) count where they choose; `n_step` must then be a multiple of k.
+    choose at every k-th step (`Rollout.is_decision_step`) count where they choose; `n_step` must then be a multiple of k.
     """
 
     def __init__(
@@ -146,7 +155,11 @@ class Replay:
         self.frames = seen(
             (self.steps, *rollout.observation.shape[1:]), dtype=rollout.observation.dtype, device=self.device
         )
-        self.age, self.alive, self.acting = ring_of(rollout.age), ring_of(rollout.alive), ring_of(rollout.acting)
+        self.age, self.alive, self.is_decision_step = (
+            ring_of(rollout.age),
+            ring_of(rollout.alive),
+            ring_of(rollout.is_decision_step),
+        )
         self.action = zeros(self.steps, *rollout.action.shape[1:], dtype=rollout.action.dtype)
         self.mask = ring_of(rollout.action_mask)
         self.reward = zeros(self.steps, envs, agents)
@@ -161,8 +174,8 @@ class Replay:
         """int32 [N]: final observations that each env has brought so far. Number i is in slot i % K."""
         self.state = None
         """[blocks, N, A, S]: what agents remembered before each rollout; for sequences alone."""
-        if sequences and rollout.state is not None:
-            self.state = zeros(blocks, *rollout.state.shape[1:], dtype=rollout.state.dtype)
+        if sequences and rollout.rnn_state is not None:
+            self.state = zeros(blocks, *rollout.rnn_state.shape[1:], dtype=rollout.rnn_state.dtype)
         self.head = zeros(1, dtype=torch.int32)
         """The row that is written next."""
         self.filled = zeros(1, dtype=torch.int32)
@@ -180,7 +193,7 @@ class Replay:
                 (self.frames, rollout.observation[rollout.stack - 1 : -1]),
                 (self.age, None if rollout.age is None else rollout.age[:-1]),
                 (self.alive, None if rollout.alive is None else rollout.alive[:-1]),
-                (self.acting, None if rollout.acting is None else rollout.acting[:-1]),
+                (self.is_decision_step, None if rollout.is_decision_step is None else rollout.is_decision_step[:-1]),
                 (self.mask, None if rollout.action_mask is None else rollout.action_mask[:-1]),
                 (self.action, rollout.action),
                 (self.reward, rollout.reward),
@@ -213,15 +226,15 @@ class Replay:
         block = (self.head // each).long()
         for kept, new in self._pairs:
             kept.index_copy_(0, block, new)
-        if self.state is not None and self.rollout.state is not None:
-            self.state.index_copy_(0, block, self.rollout.state[:1])
+        if self.state is not None and self.rollout.rnn_state is not None:
+            self.state.index_copy_(0, block, self.rollout.rnn_state[:1])
         self._finals_plan()
         self.head.add_(each).remainder_(self.steps)
         self.filled.add_(each).clamp_(max=self.steps)
         if self._leaves_plan is not None:
             self._leaves_plan()
 
-    def cut(self) -> None:
+    def mark_discontinuity(self) -> None:
         """What is appended next does not follow on what was appended last (worlds began anew): windows end between."""
         last = (self.head - 1).remainder(self.steps).long()
         self.truncated.index_fill_(0, last, True)  # where no episode ended there, no final observation is found
@@ -360,12 +373,12 @@ class Replay:
         ring = Ring()
         ring.rows, ring.stack, ring.kept = self.steps, self.rollout.stack, self.finals.shape[0]
         ring.envs, ring.agents = self.reward.shape[1:]
-        ring.leaves, ring.waits = self.alive is not None, self.acting is not None
+        ring.leaves, ring.waits = self.alive is not None, self.is_decision_step is not None
         for name in ("head", "filled", "reward", "terminated", "truncated", "serial", "final_count"):
             setattr(ring, name, wp.from_torch(getattr(self, name)))
         never = torch.zeros(1, 1, 1, dtype=torch.bool, device=self.device)
         self._unused = never, torch.zeros(1, 1, dtype=torch.int32, device=self.device)
-        for name in ("alive", "acting", "final_alive"):
+        for name in ("alive", "is_decision_step", "final_alive"):
             found = getattr(self, name)
             setattr(ring, name, wp.from_torch(never if found is None else found))
         ring.age = wp.from_torch(self._unused[1] if self.age is None else self.age)
@@ -373,7 +386,7 @@ class Replay:
 
     # --- size and state ---------------------------------------------------------------------------------------------
 
-    def remark(self) -> str:
+    def describe(self) -> str:
         """Where it is, in words, if not where one would think."""
         return ", observations in the host's memory" if self.on_host else ""
 
@@ -385,12 +398,14 @@ class Replay:
         """
         stride = rollout.steps if sequences else 1
         rows = [rollout.observation, rollout.action, rollout.reward, rollout.terminated, rollout.truncated]
-        rows += [t for t in (rollout.age, rollout.alive, rollout.acting, rollout.action_mask) if t is not None]
+        rows += [
+            t for t in (rollout.age, rollout.alive, rollout.is_decision_step, rollout.action_mask) if t is not None
+        ]
         found = sum(t[0].nbytes for t in rows) + 4 * rollout.terminated.shape[1]
         if prioritized:
             found += rollout.reward[0].nbytes * 33 // (32 * stride)
-        if sequences and rollout.state is not None:
-            found += rollout.state[0].nbytes // stride
+        if sequences and rollout.rnn_state is not None:
+            found += rollout.rnn_state[0].nbytes // stride
         final = rollout.final_observation
         cuts = (rollout.cut is not None) / rollout.steps
         share = min(final.shape[0] / rollout.steps, 1 / FINAL_SHARE + cuts)
@@ -404,7 +419,7 @@ class Replay:
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Every tensor that the future depends on, by name."""
-        names = "frames age action mask reward terminated truncated alive acting serial finals final_alive final_count"
+        names = "frames age action mask reward terminated truncated alive is_decision_step serial finals final_alive final_count"
         found = {name: getattr(self, name) for name in f"{names} state head filled counter".split()}
         if self.tree is not None:
             found |= dict(priority=self.tree.leaves.view(-1, *self.reward.shape[1:]), top=self.tree.top)

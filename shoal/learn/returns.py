@@ -3,7 +3,7 @@
 import torch
 import warp as wp
 
-from shoal.core.kernels import Whole
+from shoal.core.kernels import Broadcast
 from shoal.core.launch import Plan, bind
 from shoal.learn.rollout import Rollout
 
@@ -24,7 +24,7 @@ def generalized_advantage(
     truncated: wp.array2d[wp.bool],
     alive: wp.array3d[wp.bool],
     final_alive: wp.array3d[wp.bool],
-    acting: wp.array3d[wp.bool],
+    is_decision_step: wp.array3d[wp.bool],
     lags: bool,
     rho_clip: float,
     trace_clip: float,
@@ -45,7 +45,7 @@ def generalized_advantage(
     steps = reward.shape[1]
     scale = reward_scale[0]
     can_leave = alive.shape[1] > 1
-    can_wait = acting.shape[1] > 1
+    can_wait = is_decision_step.shape[1] > 1
     slot = int(0)
     for t in range(steps):
         if truncated[env, t] and not terminated[env, t]:
@@ -78,7 +78,7 @@ def generalized_advantage(
         if can_leave:
             chooses = alive[env, t, agent]
         if can_wait:
-            chooses = chooses and acting[env, t, agent]
+            chooses = chooses and is_decision_step[env, t, agent]
         if chooses:
             gain = ahead + lam * more - v
             if lags:
@@ -146,7 +146,7 @@ def advantage_plan(
     arguments = dict(
         gamma=gamma,
         lam=lam,
-        reward_scale=Whole(reward_scale),
+        reward_scale=Broadcast(reward_scale),
         reward=_by_env(rollout.reward),
         value=_by_env(value),
         final_value=_by_env(final_value),
@@ -154,7 +154,7 @@ def advantage_plan(
         truncated=_by_env(rollout.truncated),
         alive=_by_env(always if rollout.alive is None else rollout.alive),
         final_alive=_by_env(always if rollout.final_alive is None else rollout.final_alive),
-        acting=_by_env(always if rollout.acting is None else rollout.acting),
+        is_decision_step=_by_env(always if rollout.is_decision_step is None else rollout.is_decision_step),
         lags=ratio is not None,
         rho_clip=clips[0],
         trace_clip=clips[1],

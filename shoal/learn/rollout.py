@@ -42,9 +42,9 @@ class Rollout:
     """[K, N, A]: whether it was still in the game at those ends (None: always)."""
     action_mask: torch.Tensor | None
     """[T + 1, N, A, choices]: what was allowed (None: everything)."""
-    acting: torch.Tensor | None
+    is_decision_step: torch.Tensor | None
     """[T + 1, N, A]: whether the action was the agent's choice, or an earlier one still stood (None: always)."""
-    state: torch.Tensor | None
+    rnn_state: torch.Tensor | None
     """[2, N, A, S]: what agents remembered before row 0, and what they remember now, before row T (None: nothing)."""
     final_state: torch.Tensor | None
     """[K, N, A, S]: what they remembered when those final observations were made."""
@@ -98,7 +98,7 @@ class Rollout:
         Both may be tensors of numbers, a step for each env. If an env `sits_out` a step between two episodes, what that
         showed is of the last one: to whoever remembers, the step ended it once more.
         """
-        if self.age is None and self.state is None:
+        if self.age is None and self.rnn_state is None:
             return
         if sits_out and self.alive is not None:
             self.terminated[t, envs] = self.terminated[t, envs] | ~self.alive[t, envs].any(-1)
@@ -108,15 +108,15 @@ class Rollout:
             age = self.age[t + 1, envs]
             grow(self.age[t, envs], ended, self.stack, out=age)
             self.age[t + 1, envs] = age
-        if self.state is not None:
-            self.state[-1, envs] = self.state[-1, envs].masked_fill_(ended.view(-1, 1, 1), 0.0)
+        if self.rnn_state is not None:
+            self.rnn_state[-1, envs] = self.rnn_state[-1, envs].masked_fill_(ended.view(-1, 1, 1), 0.0)
 
     @property
     def latest_cut(self) -> int:
         """The most steps after which it can be cut short: what is seen with row T must fit into rows that are left."""
         return self.steps - max(1, self.stack - 1)
 
-    def cut_short(self, steps: int, envs: torch.Tensor, going: torch.Tensor) -> None:
+    def preempt(self, steps: int, envs: torch.Tensor, going: torch.Tensor) -> None:
         """Some envs, by number, have made only so many steps; the next rollout goes on with what they saw then.
 
         The rows that are left repeat the last step, so that they hold nothing odd, but are nobody's experience. To
@@ -126,7 +126,7 @@ class Rollout:
         seen = self.observation[steps : steps + self.stack, envs]
         self.observation[steps + before : whole + before, envs] = self.observation[last + before, envs]
         self.observation[whole:, envs] = seen
-        for rows in (self.age, self.alive, self.action_mask, self.acting):
+        for rows in (self.age, self.alive, self.action_mask, self.is_decision_step):
             if rows is not None:
                 rows[whole, envs] = rows[steps, envs]
                 rows[steps:whole, envs] = rows[last, envs]
@@ -141,7 +141,7 @@ class Rollout:
 
     def begin(self) -> None:
         """All episodes begin with the next rollout."""
-        for tensor in (self.age, self.state):
+        for tensor in (self.age, self.rnn_state):
             if tensor is not None:
                 tensor[-1].zero_()
 
@@ -181,7 +181,7 @@ def grow(age: torch.Tensor, ended: torch.Tensor, stack: int, out: torch.Tensor) 
     torch.add(age, 1, out=out).clamp_(max=stack - 1).masked_fill_(ended, 0)
 
 
-CARRIED = ("observation", "age", "alive", "action_mask", "acting", "state")
+CARRIED = ("observation", "age", "alive", "action_mask", "is_decision_step", "rnn_state")
 """Fields that rollouts hand on: the last row of one rollout is the first of the next."""
 
 
@@ -210,7 +210,7 @@ def allocate(
     def ones(wanted: bool, *shape: int) -> torch.Tensor | None:
         return torch.ones(shape, dtype=torch.bool, device=device) if wanted else None
 
-    leaves = cuts or any(g.leaves for g in groups)
+    leaves = cuts or any(g.can_leave for g in groups)
     return Rollout(
         observation=zeros(stack + steps, *batch, *see.shape, dtype=see.dtype),
         age=zeros(steps + 1, num_envs, dtype=torch.int32) if stack > 1 else None,
@@ -220,12 +220,12 @@ def allocate(
         reward=zeros(steps, *batch),
         terminated=zeros(steps, num_envs, dtype=torch.bool),
         truncated=zeros(steps, num_envs, dtype=torch.bool),
-        final_observation=zeros(truncations, *batch, *groups[0].seen.shape, dtype=see.dtype),
+        final_observation=zeros(truncations, *batch, *groups[0].policy_observation.shape, dtype=see.dtype),
         alive=ones(leaves, steps + 1, *batch),
         final_alive=ones(leaves, truncations, *batch),
         action_mask=ones(any(g.masked for g in groups), steps + 1, *batch, groups[0].choices),
-        acting=ones(any(g.every > 1 for g in groups), steps + 1, *batch),
-        state=zeros(2, *batch, state_size) if state_size else None,
+        is_decision_step=ones(any(g.action_interval > 1 for g in groups), steps + 1, *batch),
+        rnn_state=zeros(2, *batch, state_size) if state_size else None,
         final_state=zeros(truncations, *batch, state_size) if state_size else None,
         cut=zeros(num_envs, dtype=torch.bool) if cuts else None,
         epsilon=zeros(*batch) if explores else None,

@@ -3,7 +3,7 @@
 import torch
 import warp as wp
 
-from shoal.core.kernels import Whole
+from shoal.core.kernels import Broadcast
 from shoal.core.launch import Plan, bind
 
 
@@ -57,6 +57,6 @@ def order_plan(order: torch.Tensor, seed: int, epoch: int, counter: torch.Tensor
     sample = torch.arange(n, dtype=torch.int32, device=order.device)
     seed &= 0x7FFFFFFF
     arguments = dict(
-        n=n, half_bits=half_bits, seed=seed, epoch=epoch, counter=Whole(counter), sample=sample, order=order
+        n=n, half_bits=half_bits, seed=seed, epoch=epoch, counter=Broadcast(counter), sample=sample, order=order
     )
     return bind("order", permuted, order.device, n, arguments)

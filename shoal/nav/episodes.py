@@ -104,12 +104,12 @@ def scene_name(source: str) -> str:
 
 
 def from_habitat(places: np.ndarray) -> np.ndarray:
-    """Places [n, 3] of Habitat in Shoal's axes."""
+    """Layout2D [n, 3] of Habitat in Shoal's axes."""
     return np.stack([places[:, 0], -places[:, 2], places[:, 1]], 1)
 
 
 def to_habitat(places: np.ndarray) -> np.ndarray:
-    """Places [n, 3] of Shoal in Habitat's axes."""
+    """Layout2D [n, 3] of Shoal in Habitat's axes."""
     return np.stack([places[:, 0], places[:, 2], -places[:, 1]], 1)
 
 

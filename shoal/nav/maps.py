@@ -185,7 +185,7 @@ class Episode:
                 field = field_of(site.fields, rows[0], slot)
                 self.best.append(shortest_path(self.top.floor, field, self.starts[agent], self.goals[agent]))
         self.paths: list[np.ndarray] = []
-        """Places [agent, 3] step by step."""
+        """Layout2D [agent, 3] step by step."""
 
     def draw(self, canvas: Canvas, part: Part | None, yaws: Sequence[float | None] = ()) -> None:
         """The map with everything that is known; agents as darts, or as dots where they look nowhere any more."""

@@ -31,7 +31,7 @@ class Pathfinder:
 
     def _places(self, places: torch.Tensor) -> wp.array:
         if places.ndim != 2 or places.shape[1] != 3:
-            raise ShoalError(f"Places must have shape [n, 3], not {list(places.shape)}.")
+            raise ShoalError(f"Layout2D must have shape [n, 3], not {list(places.shape)}.")
         return wp.from_torch(places.to(self.ground.device, torch.float32).contiguous(), dtype=wp.vec3)
 
     def is_navigable(self, places: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from shoal.core.errors import ShoalError
-from shoal.core.kernels import Whole
+from shoal.core.kernels import Broadcast
 from shoal.nav.episodes import Episodes, check_episodes, check_scenes, scene_name
 from shoal.nav.geodesic import MILLI, UNREACHABLE, FieldMemory
 from shoal.nav.ground import SMALLEST_REGION, Body, GroundMemory, send
@@ -132,17 +132,17 @@ class Site:
                 f"{self.fields.goals} goals; choose other scenes, or other distances."
             )
 
-    def tables(self) -> dict[str, Whole]:
+    def tables(self) -> dict[str, Broadcast]:
         """What kernels read by name."""
         return {
-            "field": Whole(self.fields.field),
-            "goal_places": Whole(self.fields.goal),
-            "standing": Whole(self.standing),
-            "goal_starts": Whole(self.goal_starts),
-            "choice": Whole(self.pool.choice),
-            "choices": Whole(self.pool.choices),
-            "episode_count": Whole(self.episode_count),
-            "episode_start": Whole(self.episode_start),
+            "field": Broadcast(self.fields.field),
+            "goal_places": Broadcast(self.fields.goal),
+            "standing": Broadcast(self.standing),
+            "goal_starts": Broadcast(self.goal_starts),
+            "choice": Broadcast(self.pool.choice),
+            "choices": Broadcast(self.pool.choices),
+            "episode_count": Broadcast(self.episode_count),
+            "episode_start": Broadcast(self.episode_start),
         }
 
     def poll(self) -> None:

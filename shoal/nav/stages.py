@@ -14,7 +14,7 @@ PREVIOUS = 5
 """What the last action can have been: one of four, or none yet."""
 
 TRIES = wp.constant(64)
-"""Places that are tried for the start of an episode before a less good one is taken."""
+"""Layout2D that are tried for the start of an episode before a less good one is taken."""
 
 STREAMS = wp.constant(3 * TRIES + 2)
 """Streams of random numbers that the start of one agent takes."""

@@ -11,11 +11,11 @@ import warp as wp
 
 from shoal.core.errors import ShoalError, require
 from shoal.core.kernel_world import KernelWorld, parameters_of
-from shoal.core.kernels import Call, Whole
+from shoal.core.kernels import Broadcast, Call
 from shoal.core.launch import Plan, cpu_threads
 from shoal.core.spaces import Box, Discrete
 from shoal.core.store import Field
-from shoal.core.world import Group, Tracks
+from shoal.core.world import Group, TrajectoryRecorder
 from shoal.nav.episodes import Episodes, read_episodes
 from shoal.nav.ground import Body, check_cell
 from shoal.nav.maps import NavTracks, draw_env, remember_path
@@ -143,8 +143,8 @@ class NavWorld(KernelWorld):
 
     Config = NavConfig
     resumable = False
-    inside = ("time_limit",)
-    slow_to_open = True
+    handles_settings = ("time_limit",)
+    reuse_eval_world = True
     picture_size, picture_rate = (768, 320), 10
     stops: ClassVar[bool] = True
     """Whether an agent can choose to STOP."""
@@ -153,11 +153,11 @@ class NavWorld(KernelWorld):
     extras: ClassVar[tuple[tuple[str, int], ...]] = (("previous", PREVIOUS),)
     settings = dict(
         common=dict(
-            rollout=32,
+            rollout_steps=32,
             epochs=2,
             num_minibatches=4,
             gamma=0.99,
-            entropy=0.01,
+            ent_coef=0.01,
             ent_coef_final=0.1,
             max_grad_norm=1.0,
             eval_stochastic=True,
@@ -167,13 +167,13 @@ class NavWorld(KernelWorld):
             num_envs=256,
             num_minibatches=8,
             lr=1.5e-3,
-            entropy=0.02,
-            policy="mlp",  # of 16 x 16 pixels it learns as much from a frame as convolutions, in a third of the time
+            ent_coef=0.02,
+            encoder="mlp",  # of 16 x 16 pixels it learns as much from a frame as convolutions, in a third of the time
             hidden=(256, 128),
             activation="relu",
             normalize_obs=True,
-            core="gru",
-            core_size=128,
+            rnn="gru",
+            rnn_size=128,
             compile="off",  # takes two minutes, and gains little
             threads=1,
             world=dict(
@@ -191,13 +191,13 @@ class NavWorld(KernelWorld):
             num_envs=1024,
             lr=6e-4,
             lr_warmup=0.01,
-            anneal="cosine",
+            lr_schedule="cosine",
             lr_final=0.01,
             eval_episodes=400,
-            policy="se-resnet9",
-            core="lstm",
-            core_size=512,
-            core_layers=2,
+            encoder="se-resnet9",
+            rnn="lstm",
+            rnn_size=512,
+            rnn_layers=2,
             world=dict(resident=32, swap=3, stagger=True),
         ),
         r2d2=dict(
@@ -205,21 +205,21 @@ class NavWorld(KernelWorld):
             max_grad_norm=10.0,
             tau=0.01,
             priority_alpha=0.6,
-            epsilon=1.0,  # a new policy stops at once: first some long walks
+            exploration_initial_eps=1.0,  # a new policy stops at once: first some long walks
             apex_alpha=3.0,
         ),
         r2d2_cpu=dict(
             total_steps=600_000,
             num_envs=64,
             lr=1e-3,
-            rollout=10,
+            rollout_steps=10,
             burn_in=10,
-            sequence=20,
+            sequence_length=20,
             batch_size=640,
             replay_ratio=4.0,
             buffer_size=200_000,
             learning_starts=10_000,
-            anneal="linear",
+            lr_schedule="linear",
             lr_final=0.1,
         ),
     )
@@ -262,13 +262,13 @@ class NavWorld(KernelWorld):
         kinds = {name: KINDS[name] for name, _ in parts if name in KINDS}
         box = Box((total,), dtype=torch.float16, parts=parts, kinds=kinds)
         action = Discrete(4, odds=(STOP_ODDS, 1.0, 1.0, 1.0)) if cls.stops else Discrete(3)
-        return (Group("agent", box, action, agents=config.agents, leaves=cls.stops and config.agents > 1),)
+        return (Group("agent", box, action, agents=config.agents, can_leave=cls.stops and config.agents > 1),)
 
     @classmethod
-    def playing(cls, config: Any) -> Any:
+    def for_evaluation(cls, config: Any) -> Any:
         return replace(config, playing=True, stagger=False)
 
-    shown = playing
+    for_recording = for_evaluation
 
     def __init__(
         self,
@@ -294,7 +294,7 @@ class NavWorld(KernelWorld):
         kinds |= dict(choice=(torch.int32, (1,)), choices=(torch.int32, (1,)))
         kinds |= dict(episode_count=(torch.int32, (1,)), episode_start=(torch.float32, (1, 1, 4)))
         for name, (dtype, shape) in kinds.items():
-            self._tables[name] = Whole(torch.zeros(shape, dtype=dtype, device=self.device))
+            self._tables[name] = Broadcast(torch.zeros(shape, dtype=dtype, device=self.device))
 
     def _config_values(self) -> dict[str, Any]:
         values = super()._config_values()
@@ -340,7 +340,7 @@ class NavWorld(KernelWorld):
         """Meters of the shortest and the longest way to a goal that a task asks for, if it does."""
         return None
 
-    def get_ready(self, seed: int) -> None:
+    def prepare(self, seed: int) -> None:
         """Let other processes prepare the first scenes; those of files, which may be anything, are opened now."""
         sources = self._sources()
         first = list(islice(course(sources, seed), min(self._resident, len(sources))))
@@ -392,7 +392,7 @@ class NavWorld(KernelWorld):
         turns = -(-self.num_envs // min(self._resident, scenes))
         return min(turns + agents - 1, max(map(len, episodes.values())))
 
-    def repeats(self) -> torch.Tensor | None:
+    def duplicate_episodes(self) -> torch.Tensor | None:
         site = self._site
         if site is None or site.episodes is None:
             return None
@@ -455,7 +455,7 @@ class NavWorld(KernelWorld):
         # `move` ends the first episode of an env sooner by its head start, and so no two within the time limit.
         return function is not move and (super()._truncates(function) or "head_start" in parameters_of(function))
 
-    def tend(self) -> None:
+    def between_rollouts(self) -> None:
         if self._site is not None:
             self._site.poll()
 
@@ -476,7 +476,7 @@ class NavWorld(KernelWorld):
     def picture(self, canvas, env: int) -> None:
         draw_env(canvas, self, env)
 
-    def remember(self, memory: dict[str, Any], env: int) -> None:
+    def record_frame(self, memory: dict[str, Any], env: int) -> None:
         remember_path(memory, self, env)
 
     def scenes_of_envs(self) -> list[str] | None:
@@ -484,7 +484,7 @@ class NavWorld(KernelWorld):
         scenes = self._site.pool.memory
         return [getattr(scenes.scene(row), "name", "?") for row in self.store.row[:, 0].tolist()]
 
-    def tracks(self, envs: int) -> Tracks:
+    def trajectory_recorder(self, envs: int) -> TrajectoryRecorder:
         return NavTracks(self, envs)
 
     # --- images ----------------------------------------------------------------------------------------------------
@@ -494,7 +494,7 @@ class NavWorld(KernelWorld):
         agents = self.config.agents
         if stage == "reset":
             calls.insert(0, Call(begin_whole, when=when))
-        if stage == "step" and self.groups[0].leaves:
+        if stage == "step" and self.groups[0].can_leave:
             calls.append(Call(show_alive, agents, when))
         if stage == "observe" and self.config.image != "none":
             calls.append(Call(aim, agents, when))

@@ -1,24 +1,25 @@
-"""Networks: torsos, recurrent cores, heads for the kinds of action space, running normalization."""
+"""Networks: encoders, recurrent networks, heads for the kinds of action space, running normalization."""
 
-from shoal.policy.actor_critic import ActorCritic, mlp_torso
+from shoal.policy.actor_critic import ActorCritic, mlp_encoder
 from shoal.policy.base import Policy
 from shoal.policy.cnn import ImpalaResNet, NatureCNN
 from shoal.policy.continuous_q import ContinuousQPolicy
-from shoal.policy.core import Core, core_maker
 from shoal.policy.heads import CategoricalHead, GaussianHead, MixedHead, make_head
-from shoal.policy.inputs import MultiInput, choose_torso
-from shoal.policy.mlp import ACTIVATIONS, MLP, Torso
+from shoal.policy.inputs import MultiInput, choose_encoder
+from shoal.policy.mlp import ACTIVATIONS, MLP, Encoder
 from shoal.policy.normalize import RunningMoments
 from shoal.policy.q import QPolicy
+from shoal.policy.recurrent import RNN, rnn_maker
 from shoal.policy.se_resnet import SEResNet9
 
 __all__ = [
     "ACTIVATIONS",
     "MLP",
+    "RNN",
     "ActorCritic",
     "CategoricalHead",
     "ContinuousQPolicy",
-    "Core",
+    "Encoder",
     "GaussianHead",
     "ImpalaResNet",
     "MixedHead",
@@ -28,9 +29,8 @@ __all__ = [
     "QPolicy",
     "RunningMoments",
     "SEResNet9",
-    "Torso",
-    "choose_torso",
-    "core_maker",
+    "choose_encoder",
     "make_head",
-    "mlp_torso",
+    "mlp_encoder",
+    "rnn_maker",
 ]

@@ -1,4 +1,4 @@
-"""Torsos for images [batch, C, H, W], or [batch, H, W, C]: the Nature CNN and the IMPALA ResNet.
+"""encoders for images [batch, C, H, W], or [batch, H, W, C]: the Nature CNN and the IMPALA ResNet.
 
 Bytes are scaled from 0..255 to 0..1 inside; floats are taken as they are.
 """
@@ -102,7 +102,7 @@ class NatureCNN(nn.Sequential):
         if min(sides) < self.smallest:
             raise ShoalError(
                 f"The Nature CNN needs images of at least {self.smallest} x {self.smallest} pixels, got "
-                f"{sides[0]} x {sides[1]}; use --policy impala or --policy mlp."
+                f"{sides[0]} x {sides[1]}; use --encoder impala or --encoder mlp."
             )
         layers: list[nn.Module] = [Pixels(shape, frames)]
         for out, kernel, stride in NATURE:

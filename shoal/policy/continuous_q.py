@@ -10,19 +10,19 @@ from shoal.core.spaces import Box
 from shoal.core.world import Group
 from shoal.policy.base import Policy, feature_size
 from shoal.policy.heads import Head, to_box
-from shoal.policy.mlp import MLP, Torso, orthogonal, wide_linear
+from shoal.policy.mlp import MLP, Encoder, orthogonal, wide_linear
 
 LOG_STD = (-5.0, 2.0)
 """Bounds of the logarithm of a stochastic actor's spread, before actions are squashed."""
 
 JOINED = 256
-"""Width of the layer in which features of a torso that sees no actions meet the action."""
+"""Width of the layer in which features of a encoder that sees no actions meet the action."""
 
 
 class SquashedHead(Head):
     """From features to actions between -1 and 1, which the world receives scaled to its bounds.
 
-    Deterministic: a = tanh(m), and normal noise of `exploration` is added when agents act. Stochastic: a = tanh(m + s
+    Deterministic: a = tanh(m), and normal noise of `exploration_noise` is added when agents act. Stochastic: a = tanh(m + s
     n), with a spread s that depends on the state, and a temperature that weighs entropy against return.
     """
 
@@ -30,9 +30,11 @@ class SquashedHead(Head):
     played_rate = 0.0
     """How often it acts at random where actions are drawn in an evaluation."""
 
-    def __init__(self, features: int, space: Box, stochastic: bool, exploration: float, temperature: float | None):
+    def __init__(
+        self, features: int, space: Box, stochastic: bool, exploration_noise: float, temperature: float | None
+    ):
         super().__init__()
-        self.space, self.stochastic, self.exploration = space, stochastic, exploration
+        self.space, self.stochastic, self.exploration_noise = space, stochastic, exploration_noise
         self.noise_width = 1 + space.size
         self.linear = orthogonal(nn.Linear(features, space.size * (1 + stochastic)), 0.01)
         if stochastic:
@@ -71,7 +73,7 @@ class SquashedHead(Head):
         if self.stochastic:
             action = self.drawn(params, normal)[0]
         else:
-            action = (torch.tanh(params) + self.exploration * normal).clamp(-1.0, 1.0)
+            action = (torch.tanh(params) + self.exploration_noise * normal).clamp(-1.0, 1.0)
         evenly = 2.0 * torch.special.ndtr(normal) - 1.0
         action = torch.where(noise[..., :1] >= 1.0, evenly, action)
         return action.unflatten(-1, self.space.shape), torch.zeros_like(noise[..., 0])
@@ -88,27 +90,27 @@ class SquashedHead(Head):
 class Critic(nn.Module):
     """What actions [batch, size] are worth where [batch, *seen] is seen: Q-values [batch].
 
-    An MLP sees both together; features of any other torso are joined with the action by a layer of their own.
+    An MLP sees both together; features of any other encoder are joined with the action by a layer of their own.
     """
 
-    def __init__(self, torso: Torso, seen: tuple[int, ...], actions: int):
+    def __init__(self, encoder: Encoder, seen: tuple[int, ...], actions: int):
         super().__init__()
-        self.torso = torso(seen)
-        self.together = type(self.torso) is MLP
+        self.encoder = encoder(seen)
+        self.together = type(self.encoder) is MLP
         if self.together:
             shape = (math.prod(seen) + actions,)
-            self.torso = torso(shape)
-            features = feature_size(self.torso, shape)
+            self.encoder = encoder(shape)
+            features = feature_size(self.encoder, shape)
         else:
-            self.joint = MLP((feature_size(self.torso, seen) + actions,), (JOINED,), "relu")
+            self.joint = MLP((feature_size(self.encoder, seen) + actions,), (JOINED,), "relu")
             features = JOINED
         self.linear = orthogonal(nn.Linear(features, 1), 1.0)
 
     def forward(self, observation: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
         if self.together:
-            features = self.torso(torch.cat([observation.flatten(1), action], dim=-1))
+            features = self.encoder(torch.cat([observation.flatten(1), action], dim=-1))
         else:
-            features = self.joint(torch.cat([self.torso(observation).float(), action], dim=-1))
+            features = self.joint(torch.cat([self.encoder(observation).float(), action], dim=-1))
         return wide_linear(features, self.linear.weight, self.linear.bias).squeeze(-1)
 
 
@@ -118,29 +120,31 @@ class ContinuousQPolicy(Policy):
     head: SquashedHead
     explores = True
 
-    def __init__(self, group: Group, torso: Torso, normalize: bool, critics: int, **head):
+    def __init__(self, group: Group, encoder: Encoder, normalize: bool, critics: int, **head):
         if reason := no_bounded_box(group):
             raise ShoalError(f"{reason}.")
-        super().__init__(group, torso, normalize)
+        super().__init__(group, encoder, normalize)
         self.head = SquashedHead(self.features, group.action, **head)
-        self.critics = nn.ModuleList(Critic(torso, group.seen.shape, group.action.size) for _ in range(critics))
+        self.critics = nn.ModuleList(
+            Critic(encoder, group.policy_observation.shape, group.action.size) for _ in range(critics)
+        )
 
     @property
     def actor(self) -> nn.Module:
         """The parts that choose actions."""
-        return nn.ModuleList([self.policy_torso, self.head])
+        return nn.ModuleList([self.policy_encoder, self.head])
 
     def distribution(self, observation: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         """Parameters of the head's distribution [batch, width]."""
-        return self.head(self.policy_torso(self._see(observation)))
+        return self.head(self.policy_encoder(self._see(observation)))
 
-    def worth(self, observation: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+    def q_values(self, observation: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
         """What each critic says that actions [batch, *shape] are worth, [critics, batch]."""
         seen, action = self._see(observation), action.view(len(action), -1)
         return torch.stack([critic(seen, action) for critic in self.critics])
 
     def _torsos(self) -> list[nn.Module]:
-        return [self.policy_torso, *(critic.torso for critic in self.critics if isinstance(critic, Critic))]
+        return [self.policy_encoder, *(critic.encoder for critic in self.critics if isinstance(critic, Critic))]
 
     def activations(self) -> int:
         return super().activations() + sum(1 + 2 * JOINED * (not critic.together) for critic in self.critics)

@@ -150,8 +150,8 @@ class FusedActor:
 
     def __init__(self, policy: ActorCritic):
         self.policy = policy
-        torso, head = cast(MLP, policy.policy_torso), policy.head
-        self.first, activation, self.second, _ = torso.layers
+        encoder, head = cast(MLP, policy.policy_encoder), policy.head
+        self.first, activation, self.second, _ = encoder.layers
         starts = [sum(head.nvec[:i]) for i in range(len(head.nvec) + 1)]
         pairs = [number for pair in pairwise(starts) for number in pair]
         self.parts = torch.tensor(pairs, dtype=torch.int32, device=head.linear.weight.device)
@@ -185,7 +185,7 @@ class FusedActor:
         log_prob: torch.Tensor,
         value: torch.Tensor,
     ) -> None:
-        """Fill `action`, `log_prob` and (over a shared torso) `value` for contiguous observations [env, agent, ...]."""
+        """Fill `action`, `log_prob` and (over a shared encoder) `value` for contiguous observations [env, agent, ...]."""
         policy, rows = self.policy, log_prob.numel()
         options = self.options(rows, mask is not None)
         scale = policy.moments.scale() if policy.normalize else policy.moments.mean
@@ -223,15 +223,15 @@ class FusedActor:
 
 
 def fits(policy: Policy) -> TypeGuard[ActorCritic]:
-    """Whether the kernel can stand for a policy: two hidden layers, choices, no stack, no core, nothing too wide."""
-    torso, head = policy.policy_torso, policy.head
-    if policy.group.stack > 1 or policy.core is not None:
+    """Whether the kernel can stand for a policy: two hidden layers, choices, no stack, no rnn, nothing too wide."""
+    encoder, head = policy.policy_encoder, policy.head
+    if policy.group.stack > 1 or policy.rnn is not None:
         return False
-    if type(torso) is not MLP or not isinstance(head, CategoricalHead) or len(torso.layers) != 4:
+    if type(encoder) is not MLP or not isinstance(head, CategoricalHead) or len(encoder.layers) != 4:
         return False
-    first, second = torso.layers[0], torso.layers[2]
+    first, second = encoder.layers[0], encoder.layers[2]
     widths = (first.in_features, first.out_features, second.out_features, sum(head.nvec))
-    return type(torso.layers[1]) in KINDS and max(widths) <= WIDEST
+    return type(encoder.layers[1]) in KINDS and max(widths) <= WIDEST
 
 
 def _padded(size: int) -> int:

@@ -1,4 +1,4 @@
-"""Which torso suits what a group sees, and the torso for observations of several parts."""
+"""Which encoder suits what a group sees, and the encoder for observations of several parts."""
 
 import math
 from typing import Any
@@ -9,15 +9,15 @@ from torch import nn
 from shoal.core.errors import ShoalError, unknown
 from shoal.core.spaces import Box
 from shoal.core.world import Group
-from shoal.policy.actor_critic import mlp_torso
+from shoal.policy.actor_critic import mlp_encoder
 from shoal.policy.cnn import ImpalaResNet, NatureCNN, channels_come_last, far, image_size
-from shoal.policy.mlp import Torso
+from shoal.policy.mlp import Encoder
 from shoal.policy.se_resnet import SIZES, SEResNet9
 
 CNNS: dict[str, Any] = {"nature": NatureCNN, "impala": ImpalaResNet}
 
 NAMES = ("auto", "mlp", *CNNS, *SIZES)
-"""Torsos that can be chosen by name."""
+"""encoders that can be chosen by name."""
 
 IMAGE_SIDE = NatureCNN.smallest
 """What has three axes and at least this height and width is taken for an image."""
@@ -28,15 +28,15 @@ def is_image(shape: tuple[int, ...], frames: int = 1) -> bool:
     return len(shape) == 3 and min(image_size(shape, frames)[1:]) >= IMAGE_SIDE
 
 
-def choose_torso(name: str, group: Group, hidden: tuple[int, ...], activation: str) -> Torso:
-    """A maker of the torso that a name stands for, given what a group sees.
+def choose_encoder(name: str, group: Group, hidden: tuple[int, ...], activation: str) -> Encoder:
+    """A maker of the encoder that a name stands for, given what a group sees.
 
     `auto` is the Nature CNN for images and the MLP for everything else. Where images are parts of a vector, the CNN
     is for them and the MLP for the rest of it; SE-ResNet9 sees to all parts itself, whether there are images or not.
     """
     if name not in NAMES:
         raise unknown("policy", name, (*NAMES, "FILE.py:NAME"))
-    mlp, seen, frames = mlp_torso(hidden, activation), group.seen, group.stack
+    mlp, seen, frames = mlp_encoder(hidden, activation), group.policy_observation, group.stack
     images = is_image(seen.shape, frames) or any(is_image(shape) for _, shape in seen.parts)
     if name == "mlp" or (name == "auto" and not images):
         return mlp
@@ -45,7 +45,7 @@ def choose_torso(name: str, group: Group, hidden: tuple[int, ...], activation: s
     images = any(is_image(shape) for _, shape in seen.parts)
     if len(seen.shape) != 3 and not images:
         raise ShoalError(
-            f"--policy {name} is for images, but group {group.name!r} sees {seen.shape}; use --policy mlp or auto."
+            f"--encoder {name} is for images, but group {group.name!r} sees {seen.shape}; use --encoder mlp or auto."
         )
     if name in SIZES:
         return lambda shape: SEResNet9(seen, frames, SIZES[name])
@@ -65,7 +65,7 @@ class MultiInput(nn.Module):
     pixels: torch.Tensor
     """Which numbers are pixels: they are scaled here, and so not normalized before."""
 
-    def __init__(self, seen: Box, cnn: Torso, mlp: Torso):
+    def __init__(self, seen: Box, cnn: Encoder, mlp: Encoder):
         super().__init__()
         parts = seen.parts
         self.shapes = [shape for _, shape in parts]

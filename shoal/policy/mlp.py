@@ -1,4 +1,4 @@
-"""Torsos: from an observation to features. Any nn.Module that maps [batch, *shape] to [batch, features] will do."""
+"""encoders: from an observation to features. Any nn.Module that maps [batch, *shape] to [batch, features] will do."""
 
 import math
 from collections.abc import Callable
@@ -11,8 +11,8 @@ from torch import nn
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU}
 
-Torso = Callable[[tuple[int, ...]], nn.Module]
-"""Makes a torso for the shape of one observation."""
+Encoder = Callable[[tuple[int, ...]], nn.Module]
+"""Makes a encoder for the shape of one observation."""
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 

@@ -1,4 +1,4 @@
-"""The policy of the Q-learners: a torso and, for every choice, what it is worth: a number or a distribution."""
+"""The policy of the Q-learners: a encoder and, for every choice, what it is worth: a number or a distribution."""
 
 import math
 
@@ -7,15 +7,15 @@ import warp as wp
 from torch import nn
 
 from shoal.core.errors import ShoalError
-from shoal.core.kernels import Whole
+from shoal.core.kernels import Broadcast
 from shoal.core.launch import Plan, bind
 from shoal.core.random import philox, unit_normal, vec4u
 from shoal.core.spaces import Discrete, MultiDiscrete
 from shoal.core.world import Group
 from shoal.policy.base import Policy
-from shoal.policy.core import CoreMaker
 from shoal.policy.heads import MASKED, inverse_cumulative
-from shoal.policy.mlp import Torso, orthogonal, wide_linear
+from shoal.policy.mlp import Encoder, orthogonal, wide_linear
+from shoal.policy.recurrent import RNNMaker
 
 SPREAD = 0.5
 """First spread of noisy weights, divided by the root of the number of inputs (Fortunato et al. 2018)."""
@@ -112,7 +112,7 @@ class QHead(nn.Module):
         parts = [part - part.mean(dim=-2, keepdim=True) for part in advantage.split(self.nvec, dim=-2)]
         return value + torch.cat(parts, dim=-2)
 
-    def worth(self, numbers: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    def q_values(self, numbers: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         """Q-values [batch, choices]: the means of the distributions; of choices that are not allowed, the least."""
         mean = ((numbers.softmax(dim=-1) if self.atoms > 1 else numbers) * self.support).sum(dim=-1)
         return mean if mask is None else torch.where(mask, mean, MASKED)
@@ -152,27 +152,27 @@ class QHead(nn.Module):
 class QPolicy(Policy):
     """What a group sees [batch, *seen] to Q-values [batch, choices]; `head` are settings of the QHead.
 
-    With a `core` the policy remembers: it acts by `step` and learns by `sequence`, and what it knows of an episode is a
+    With a `rnn` the policy remembers: it acts by `step` and learns by `sequence`, and what it knows of an episode is a
     state [batch, state_size], zeros at first.
     """
 
     head: QHead
     explores = True
 
-    def __init__(self, group: Group, torso: Torso, normalize: bool, core: CoreMaker | None = None, **head):
+    def __init__(self, group: Group, encoder: Encoder, normalize: bool, rnn: RNNMaker | None = None, **head):
         if reason := no_choices(group):
             raise ShoalError(f"{reason}.")
-        super().__init__(group, torso, normalize, core)
+        super().__init__(group, encoder, normalize, rnn)
         flat = isinstance(group.action, Discrete)
         nvec, odds = ((group.action.n,), group.action.odds) if flat else (group.action.nvec, ())
         self.head = QHead(self.features, nvec, flat, odds=odds, **head)
 
-    def numbers(self, observation: torch.Tensor, state: torch.Tensor | None = None) -> torch.Tensor:
-        """What the head tells of each choice, [batch, choices, width]; with a core, in a state."""
-        features = self.policy_torso(self._see(observation))
+    def q_logits(self, observation: torch.Tensor, state: torch.Tensor | None = None) -> torch.Tensor:
+        """What the head tells of each choice, [batch, choices, width]; with an RNN, in a state."""
+        features = self.policy_encoder(self._see(observation))
         if state is not None:
-            assert self.core is not None
-            features, _ = self.core.step(features, state)
+            assert self.rnn is not None
+            features, _ = self.rnn.step(features, state)
         return self.head(features)
 
     def sequence(
@@ -182,41 +182,41 @@ class QPolicy(Policy):
 
         `ended` [T, n] tells where an episode ended with the step: the next observation is met with an empty state.
         """
-        assert self.core is not None
-        features, states = self.core.walk(self._features(observation), state, ended)
+        assert self.rnn is not None
+        features, states = self.rnn.walk(self._features(observation), state, ended)
         return self.head(features), states
 
     def after(self, observation: torch.Tensor, state: torch.Tensor, ended: torch.Tensor) -> torch.Tensor:
         """The state [n, S] that follows on sequences [T, n, *seen]."""
-        assert self.core is not None
-        _, states = self.core.walk(self._features(observation), state, ended)
+        assert self.rnn is not None
+        _, states = self.rnn.walk(self._features(observation), state, ended)
         return states[-1].masked_fill(ended[-1].unsqueeze(-1), 0.0)
 
     def _features(self, observation: torch.Tensor) -> torch.Tensor:
         """Features [T, n, *] of what was seen [T, n, *seen]."""
-        return self.policy_torso(self._see(observation.flatten(0, 1))).unflatten(0, observation.shape[:2])
+        return self.policy_encoder(self._see(observation.flatten(0, 1))).unflatten(0, observation.shape[:2])
 
     def distribution(self, observation: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         """Q-values [batch, choices]."""
-        return self.head.worth(self.numbers(observation), mask)
+        return self.head.q_values(self.q_logits(observation), mask)
 
     def step(
         self, observation: torch.Tensor, state: torch.Tensor, mask: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Q-values, zeros for the values of states, which nobody needs, and the state after."""
-        assert self.core is not None
-        features, after = self.core.step(self.policy_torso(self._see(observation)), state)
-        return self.head.worth(self.head(features), mask), torch.zeros_like(after[:, 0]), after
+        assert self.rnn is not None
+        features, after = self.rnn.step(self.policy_encoder(self._see(observation)), state)
+        return self.head.q_values(self.head(features), mask), torch.zeros_like(after[:, 0]), after
 
     def noise_plan(self, seed: int, stream: int, counter: torch.Tensor) -> Plan | None:
         if not isinstance(self.head.linear, NoisyLinear):
             return None
         noise = self.head.linear.noise
         place = torch.arange(noise.numel(), dtype=torch.int32, device=noise.device)
-        arguments = dict(seed=seed & 0x7FFFFFFF, stream=stream, counter=Whole(counter), place=place, noise=noise)
+        arguments = dict(seed=seed & 0x7FFFFFFF, stream=stream, counter=Broadcast(counter), place=place, noise=noise)
         return bind("noisy", factor_noise, noise.device, noise.numel(), arguments)
 
-    def quieten(self) -> None:
+    def zero_noise(self) -> None:
         if isinstance(self.head.linear, NoisyLinear):
             self.head.linear.noise.zero_()
 

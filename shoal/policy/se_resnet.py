@@ -1,4 +1,4 @@
-"""SE-ResNet9, a torso for small images of distances or colors and for the numbers beside them (Shacklett et al. 2021).
+"""SE-ResNet9, a encoder for small images of distances or colors and for the numbers beside them (Shacklett et al. 2021).
 
 Nine layers of convolution without normalization: squeeze and excitation (Hu et al. 2018) in blocks that begin as Fixup
 does (Zhang et al. 2019), with nothing added by their residual branches and the shortcuts alone to carry the signal.
@@ -66,7 +66,7 @@ class SEResNet9(nn.Module):
     - Images of one size are joined along their channels; frames of a stack too. Sides must be multiples of four.
     - Every other part has a linear layer of its own; without a bias if it is a `choice`, which makes it an embedding.
 
-    Seeing 64 x 64 distances, three numbers and a choice of five, with a core of two LSTM layers of 512 on top and four
+    Seeing 64 x 64 distances, three numbers and a choice of five, with an RNN of two LSTM layers of 512 on top and four
     actions, a policy has the 10,988,085 parameters of the paper:
 
         stem, 1 x 1, 16 x 11 to 64 channels, no bias                11,264
@@ -102,7 +102,7 @@ class SEResNet9(nn.Module):
             pictures[str(i)] = picture = Picture(shape, count, far(seen) if depth else None, most if known else None)
             networks.setdefault(picture.sides, []).append(i)
         self.pictures = nn.ModuleDict(pictures)
-        self.places = list(networks.values())
+        self.layout = list(networks.values())
         """Which parts are the images of each network."""
         self.networks = nn.ModuleList(
             Network(sides, sum(pictures[str(i)].planes for i in places), sizes) for sides, places in networks.items()
@@ -123,7 +123,7 @@ class SEResNet9(nn.Module):
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         pieces = observation.flatten(1).split(self.widths, dim=1)
         features = []
-        for network, places in zip(self.networks, self.places, strict=True):
+        for network, places in zip(self.networks, self.layout, strict=True):
             planes = [self.pictures[str(i)](pieces[i]) for i in places]
             features.append(network(torch.cat(planes, dim=-1) if len(planes) > 1 else planes[0]))
         # Numbers may need more digits than bf16 has.
@@ -138,11 +138,11 @@ class SEResNet9(nn.Module):
         return any(picture.moments is not None for picture in self.pictures.values())
 
     @torch.no_grad()
-    def take_in(self, observation: torch.Tensor, weight: torch.Tensor | None = None) -> None:
+    def update_normalizer(self, observation: torch.Tensor, weight: torch.Tensor | None = None) -> None:
         """Let the running moments of colors know what was seen, in place; `weight` [batch] leaves samples out."""
         pieces = observation.flatten(1).split(self.widths, dim=1)
         for i, picture in self.pictures.items():
-            picture.take_in(pieces[int(i)], weight)
+            picture.update_normalizer(pieces[int(i)], weight)
 
     def activations(self) -> int:
         """Numbers that one sample leaves behind."""
@@ -173,7 +173,7 @@ class Picture(nn.Module):
             x = (x - self.moments.mean) * torch.rsqrt(self.moments.var.clamp(min=LEAST_VARIANCE))
         return x.bfloat16() if on_tensor_cores(x) else x
 
-    def take_in(self, flat: torch.Tensor, weight: torch.Tensor | None) -> None:
+    def update_normalizer(self, flat: torch.Tensor, weight: torch.Tensor | None) -> None:
         """Let the moments know these images."""
         if self.moments is None:
             return
@@ -199,7 +199,7 @@ class Network(nn.Module):
         if any(side % SQUARE for side in sides):
             raise ShoalError(
                 f"SE-ResNet9 needs images whose height and width are multiples of {SQUARE}, got {sides[0]} x "
-                f"{sides[1]}; use --policy nature or impala."
+                f"{sides[1]}; use --encoder nature or impala."
             )
         first, height, width = sizes.channels[0], sides[0] // SQUARE, sides[1] // SQUARE
         self.stem = nn.Linear(planes * SQUARE**2, first, bias=False)  # a 1 x 1 convolution

@@ -15,7 +15,7 @@ CLEARANCE = 0.4
 
 DIRECTIONS = 12
 TRIES = 32
-"""Places that are tried per view that is wanted."""
+"""Layout2D that are tried per view that is wanted."""
 
 PLACE = 0.1
 """The part of them that must be good in a scene that one can stand in; in a single object hardly any is."""

@@ -72,7 +72,7 @@ def _parts_of(path: Path, parts: Any) -> tuple[str, dict[str, Any], dict[str, An
     if not isinstance(world, str) or not all(isinstance(part, dict) for part in settings):
         raise ShoalError(f"{path} must name a world, and hold objects called train, learn and world_config.")
     train, learn, world_config = (_with_tuples(values) for values in settings)
-    for name, kind in (("policy", str), ("algo", str)):
+    for name, kind in (("encoder", str), ("algo", str)):
         if not isinstance(train.get(name, ""), kind):
             raise ShoalError(f"{path}: {name} must be a {kind.__name__}, got {excerpt(train[name])}.")
     if train.get("num_envs") == AUTO:

@@ -15,7 +15,7 @@ from shoal.core.errors import ShoalError, new_file, require, writing
 from shoal.core.graph import Graphed
 from shoal.core.world import Group, World
 from shoal.learn.rollout import grow, stacked
-from shoal.policy import ActorCritic, Policy, mlp_torso
+from shoal.policy import ActorCritic, Policy, mlp_encoder
 from shoal.runs.metrics import finite
 from shoal.training.build import make_world
 from shoal.training.collector import action_noise
@@ -140,7 +140,7 @@ class RandomPolicy(ActorCritic):
     """Chooses at random: evenly among what is allowed, or over the range of a Box."""
 
     def __init__(self, group: Group):
-        super().__init__(group, mlp_torso((1,), "tanh"), shared=True, normalize=False, log_std=0.0)
+        super().__init__(group, mlp_encoder((1,), "tanh"), shared_encoder=True, normalize=False, log_std_init=0.0)
 
     def distribution(self, observation: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         params = super().distribution(observation, mask)
@@ -184,7 +184,7 @@ class Player:
         actions = {}
         for g in self.world.groups:
             out, policy = self.world.outputs.groups[g.name], self.policies[g.name]
-            policy.quieten()
+            policy.zero_noise()
             mask = None if out.action_mask is None else out.action_mask.flatten(0, 1)
             seen, state = stacked(self._window[g.name], self._age if g.stack > 1 else None), self._state.get(g.name)
             if state is None:
@@ -229,12 +229,12 @@ def evaluate(
     """
     if episodes < 1:
         raise ShoalError(f"--episodes must be at least 1, got {episodes}.")
-    with closing(make_world(job, episodes, "playing")) if world is None else nullcontext(world) as world:
+    with closing(make_world(job, episodes, "evaluation")) if world is None else nullcontext(world) as world:
         player = Player(
             world, policies, evaluation_seed(job, seed), job.train.eval_stochastic if sample is None else sample
         )
-        step = Graphed(player.step, world.device, job.train.graph and world.on_device)
-        scenes, repeats = world.scenes_of_envs(), world.repeats()
+        step = Graphed(player.step, world.device, job.train.cuda_graphs and world.on_device)
+        scenes, repeats = world.scenes_of_envs(), world.duplicate_episodes()
         finished = torch.zeros(episodes, dtype=torch.bool, device=world.device)
         last = world.last_episode()
         totals = [torch.zeros(episodes, device=world.device) for _ in (*last.returns, *last.reports, "length")]

@@ -17,7 +17,7 @@ import warp
 
 from shoal.config.job import Job
 from shoal.core.errors import FileError, ShoalError, excerpt, make_folder, require_utf8, writing
-from shoal.core.launch_info import find_place
+from shoal.core.launch_info import find_launch_info
 from shoal.core.machine import commit
 from shoal.runs import files
 from shoal.runs.checkpoint import find_checkpoints, save_checkpoint, strip_checkpoint
@@ -258,7 +258,7 @@ def best_of(scores: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _environment() -> str:
-    place = find_place()
+    place = find_launch_info()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     return (
         f"command: {' '.join(sys.argv)}\npython: {sys.version.split()[0]}\nplatform: {platform.platform()}\n"

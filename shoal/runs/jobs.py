@@ -43,7 +43,7 @@ def complete(job: Job, saved: bool = False) -> Job:
 
 def _with_loaded_networks(job: Job) -> Job:
     """The job with the networks of the runs that it loads policies from, as settings of single groups."""
-    names = list(job.teams())
+    names = list(job.policy_groups())
     loaded: list[str] = []
     for name, path in loads(job).items():
         if name not in names:

@@ -74,10 +74,10 @@ def load_run(
         guest = load_run(other, device=wanted, trust=trust)
         played[name] = guest.policies[same_group(guest.job, name, other)]
         own, its = world.group(name), played[name].group
-        if (own.seen.shape, own.action) != (its.seen.shape, its.action):
+        if (own.policy_observation.shape, own.action) != (its.policy_observation.shape, its.action):
             raise ShoalError(
-                f"{other} cannot play for {name}, who sees {tuple(own.seen.shape)} and does {own.action}: it sees "
-                f"{tuple(its.seen.shape)} and does {its.action}."
+                f"{other} cannot play for {name}, who sees {tuple(own.policy_observation.shape)} and does {own.action}: it sees "
+                f"{tuple(its.policy_observation.shape)} and does {its.action}."
             )
     for name in random:
         if name not in played:

@@ -11,7 +11,7 @@ import torch
 
 from shoal.config.job import Job
 from shoal.core.errors import FileError, ShoalError
-from shoal.core.launch_info import find_place
+from shoal.core.launch_info import find_launch_info
 from shoal.core.machine import device_name
 from shoal.core.user_code import UserCode
 from shoal.core.world import World
@@ -72,7 +72,7 @@ def _load_others(job: Job, trainer: Trainer | SharedTrainer) -> None:
         checkpoint = load_checkpoint(RunFolder.open(path).pick("best"), job.train.device, (POLICY,))
         take_weights(trainer.policies[name], checkpoint, other.policy_of(group))
         if name in trainer.learners:
-            trainer.learners[name].adopt()
+            trainer.learners[name].on_weights_loaded()
 
 
 class Session:
@@ -94,7 +94,7 @@ class Session:
         if processes.leads and made > 2 * wanted:
             self.progress.warn(
                 f"This run makes {made:,} env steps instead of {wanted:,}, since an iteration has "
-                f"{config.num_envs:,} envs x {config.rollout} steps; lower one of them or raise --total-steps."
+                f"{config.num_envs:,} envs x {config.rollout_steps} steps; lower one of them or raise --total-steps."
             )
         start = time.monotonic()
         self.share = processes.share(job)
@@ -112,13 +112,13 @@ class Session:
         for remark in self.trainer.collector.remarks():
             self.progress.say(remark)
         for name, learner in self.trainer.learners.items():
-            self.progress.say((f"{name}: " if len(self.trainer.learners) > 1 else "") + learner.remark())
+            self.progress.say((f"{name}: " if len(self.trainer.learners) > 1 else "") + learner.describe())
         self.progress.say(f"ready after {time.monotonic() - start:.1f} s")
         if begun:
             self._restore(loaded[0] if loaded else None)
         self.stage: World | None = None
         """Where this run is evaluated, if it is kept."""
-        if self.trainer.world.slow_to_open and config.eval_episodes:
+        if self.trainer.world.reuse_eval_world and config.eval_episodes:
             try:
                 processes.lead(self._set_stage)
             except BaseException:
@@ -129,9 +129,9 @@ class Session:
     def _set_stage(self) -> None:
         """Make the world of evaluations; what is wrong with it is told now, not after hours of training."""
         self.progress.say("preparing the scenes of evaluations")
-        self.stage = make_world(self.job, self.job.train.eval_episodes, "playing")
+        self.stage = make_world(self.job, self.job.train.eval_episodes, "evaluation")
         try:
-            self.stage.get_ready(evaluation_seed(self.job, None))
+            self.stage.prepare(evaluation_seed(self.job, None))
         except BaseException:
             self.stage.close()
             raise
@@ -161,7 +161,7 @@ class Session:
         iteration, where = processes.lead(fits)
         state = processes.scatter(None if checkpoint is None else checkpoint.state, own, axes)
         trainer.load_state_dict(state, iteration)
-        place = find_place()
+        place = find_launch_info()
         again = " after a process died" if place is not None and place.restarts else ""
         self.progress.say(f"resumed{again} at {where}")
 
@@ -315,7 +315,7 @@ class Session:
     def _catch_signals(self) -> dict[int, Any]:
         """Note the first signal. A second one is for the caller, unless a thread or a launcher ends this process."""
         requests = Requests()
-        calls = not listens() and find_place() is None
+        calls = not listens() and find_launch_info() is None
         handlers = {}
 
         def note(number: int, frame: Any) -> None:

@@ -9,7 +9,7 @@ from shoal.config.job import Job
 from shoal.config.resolve import resolve
 from shoal.core.errors import NEVER_BEGAN, ShoalError
 from shoal.core.global_random import seeded
-from shoal.core.launch_info import find_place
+from shoal.core.launch_info import find_launch_info
 from shoal.core.machine import pick_device
 from shoal.runs.checkpoint import latest_steps
 from shoal.runs.config_file import CONFIG, load_job
@@ -104,7 +104,7 @@ def continue_run(path: Path | str, trust: bool = False) -> Run:
 
 def _starts_others(job: Job) -> bool:
     """Whether this process does not train itself, but starts those that do."""
-    return job.train.processes > 1 and find_place() is None
+    return job.train.processes > 1 and find_launch_info() is None
 
 
 def _with_others(job: Job, folder: RunFolder) -> Run:
@@ -151,7 +151,7 @@ def _in_folder(job: Job, open_folder: Callable[[], RunFolder], discard: bool = F
 
 def _of_this_launch(job: Job) -> RunFolder | None:
     """The folder that these processes have made before they were started again, if they have."""
-    place = find_place()
+    place = find_launch_info()
     if place is None:
         return None
     asked = job.train.run_dir

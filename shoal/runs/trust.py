@@ -98,8 +98,8 @@ def _policies(parts: Mapping[str, Any]) -> list[str]:
     """All values of the setting `policy`: the run's and those of single groups."""
     train = parts["train"]
     groups = [entry.partition("=") for entry in train.get("per_group", ())]
-    own = [value for name, _, value in groups if name.rpartition(".")[2] == "policy"]
-    return [full_path(policy) for policy in (train.get("policy", "auto"), *own)]
+    own = [value for name, _, value in groups if name.rpartition(".")[2] == "encoder"]
+    return [full_path(policy) for policy in (train.get("encoder", "auto"), *own)]
 
 
 def _source_file(reference: str) -> Path:

@@ -8,7 +8,7 @@ Everything is counted in words of four 32-bit numbers, the most that a GPU reads
     materials  2 words each: color | first texel, width and height, levels, cutoff
     texels     four a word, red, green, blue and alpha a byte each; a picture, then its halves, quarters, ...
 
-Offsets inside the block are relative to its sections, so that it can lie anywhere. Places are relative to the middle of
+Offsets inside the block are relative to its sections, so that it can lie anywhere. Layout2D are relative to the middle of
 the scene, so that a scan with coordinates of a map is as exact as one at the origin.
 """
 

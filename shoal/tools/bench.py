@@ -16,7 +16,7 @@ from shoal.config.counts import parse_count
 from shoal.config.job import Job
 from shoal.core.errors import make_folder, require, writing
 from shoal.core.graph import WARM_UP_CALLS, Graphed
-from shoal.core.kernels import Whole
+from shoal.core.kernels import Broadcast
 from shoal.core.launch import Plan, bind, cpu_threads
 from shoal.core.machine import commit, processor
 from shoal.core.random import philox, unit_float, vec4u
@@ -113,7 +113,7 @@ def random_actions(world: World, steps: int = STEPS_PER_CALL) -> tuple[dict[str,
         for function, letters, limits, rows in parts:
             place = torch.arange(rows.shape[1], dtype=torch.int32, device=world.device)
             for together in rows.split(len(letters)):
-                arguments = dict(block=len(plans), counter=Whole(counter), place=place, **limits)
+                arguments = dict(block=len(plans), counter=Broadcast(counter), place=place, **limits)
                 arguments.update(zip(letters, together, strict=True))
                 plans.append(bind("actions", function, world.device, rows.shape[1], arguments))
 
@@ -164,7 +164,7 @@ def bench_stepping(job: Job, num_envs: int, seconds: float) -> dict[str, Any]:
         draw()
         play()
 
-    call = Graphed(run, world.device, job.train.graph)
+    call = Graphed(run, world.device, job.train.cuda_graphs)
     per_call = measure(call, world.device, seconds)
     steps = num_envs * STEPS_PER_CALL / per_call
     return _row(job, "stepping", num_envs, world, steps_per_second=steps)
@@ -203,10 +203,10 @@ def _row(job: Job, kind: str, num_envs: int, world: World, **figures: float) -> 
     if kind == "training":
         settings = dict(
             algo=config.algo,
-            rollout=config.rollout,
+            rollout_steps=config.rollout_steps,
             hidden=list(config.hidden),
             activation=config.activation,
-            shared=config.shared,
+            shared_encoder=config.shared_encoder,
             compile=config.compile,
             precision=config.precision,
             epochs=getattr(job.learn, "epochs", 1),

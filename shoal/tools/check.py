@@ -329,7 +329,7 @@ class Walk:
         yield from self._about_episodes()
         if any(g.masked for g in groups):
             yield self._verdict(rules.check_masks, "masks", "every agent in the game has a choice")
-        if any(g.leaves for g in groups):
+        if any(g.can_leave for g in groups):
             fine = "who has left stays away until the episode ends, and gets nothing"
             yield self._verdict(rules.check_alive, "alive", fine)
         if nobody := self.breaches[rules.check_somebody]:

@@ -13,7 +13,7 @@ from shoal.core.world import Group, Outputs, World
 Arrays = dict[str, torch.Tensor]
 
 AGENT_ARRAYS = (
-    "action observation final_observation reward episode_return alive was_alive final_alive action_mask acting held"
+    "action observation final_observation reward episode_return alive was_alive final_alive action_mask is_decision_step held"
 ).split()
 """Arrays of a group whose second index is the agent."""
 
@@ -189,7 +189,7 @@ def check_masks(m: Moment) -> str:
         parts = m.now[name].split(choices(g), dim=-1)
         for part, allowed in enumerate(parts):
             none = ~allowed.any(-1)
-            if g.leaves:
+            if g.can_leave:
                 none &= m.now[array_name(m.groups, g, "alive")]
             if stuck := m.first(name, none):
                 return f"{stuck} allows no choice" + (f" in part {part} of the action" if len(parts) > 1 else "")
@@ -199,7 +199,7 @@ def check_masks(m: Moment) -> str:
 def check_alive(m: Moment) -> str:
     """Who has left stays away until the episode ends, and gets no reward."""
     for g in m.groups:
-        if not g.leaves or m.step == 0:
+        if not g.can_leave or m.step == 0:
             continue
         alive, final, reward = (array_name(m.groups, g, item) for item in ("alive", "final_alive", "reward"))
         gone = ~m.before[alive]
@@ -213,7 +213,7 @@ def check_alive(m: Moment) -> str:
 
 def check_somebody(m: Moment) -> str:
     """In an episode that goes on, somebody is in the game."""
-    if not all(g.leaves for g in m.groups):
+    if not all(g.can_leave for g in m.groups):
         return ""
     alive = torch.cat([m.now[array_name(m.groups, g, "alive")] for g in m.groups], dim=1)
     return m.first("step_count", ~alive.any(1))

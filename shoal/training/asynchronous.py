@@ -2,7 +2,7 @@
 
 The thread that acts has policies of its own, with the newest weights when a rollout begins; in host worlds, whose steps
 take long, also in the middle of it. Finished rollouts wait in a bounded queue, with the number of updates that their
-policy had seen at first. A rollout may begin while at most `max_lag` others are not yet learned from: this bounds the
+policy had seen at first. A rollout may begin while at most `max_policy_lag` others are not yet learned from: this bounds the
 updates between acting and learning. Without lag the two take turns, and the numbers are those of a plain `Trainer`, bit
 for bit.
 
@@ -84,8 +84,8 @@ class AsyncTrainer(Trainer):
     """A trainer whose `iterate` learns from the next rollout while others are being made."""
 
     def __init__(self, job: Job, processes: Processes | None = None):
-        self.max_lag = job.train.max_lag
-        self._learn_device = torch.device(job.train.learn_device or job.train.device)
+        self.max_policy_lag = job.train.max_policy_lag
+        self._learn_device = torch.device(job.train.learner_device or job.train.device)
         super().__init__(job, processes)
         self._weights = {
             name: Handover(_weights(self.policies[name], learner.rollout), self._learn_device)
@@ -93,7 +93,7 @@ class AsyncTrainer(Trainer):
         }
         self._sums = self.episode_sums().to(self._learn_device)
         self._free: SimpleQueue[Handover] = SimpleQueue()
-        for _ in range(self.max_lag + 1):
+        for _ in range(self.max_policy_lag + 1):
             self._free.put(Handover(self._made(), self._learn_device))
         self._finished: list[Finished] = []
         self._changed = threading.Condition()
@@ -206,7 +206,7 @@ class AsyncTrainer(Trainer):
             self._thread.join()
         super().close()
 
-    # --- acting: a thread of its own --------------------------------------------------------------------------------
+    # --- is_decision_step: a thread of its own --------------------------------------------------------------------------------
 
     def _act(self) -> None:
         device = self.world.device
@@ -228,10 +228,10 @@ class AsyncTrainer(Trainer):
             if self._closing:
                 return True
             more = self._begun < self.job.train.iterations and not self._paused
-            if not self.max_lag:
+            if not self.max_policy_lag:
                 # Only on demand: a rollout between an update and the checkpoint after it would be lost on resuming.
                 more = more and self._awaited
-            return more and self._begun - self.iteration <= (self.max_lag if self._warm else 0)
+            return more and self._begun - self.iteration <= (self.max_policy_lag if self._warm else 0)
 
         with self._changed:
             self._changed.wait_for(ready)
@@ -254,7 +254,7 @@ class AsyncTrainer(Trainer):
     def _make_rollout(self, version: int) -> None:
         """One rollout with the newest weights, and into the queue with it."""
         self._renew()
-        self.world.tend()
+        self.world.between_rollouts()
         self.collect()
         slot = self._free.get()
         slot.put(self._made())
@@ -283,7 +283,7 @@ class AsyncTrainer(Trainer):
         if int(self.collector.counter) != iteration:
             # Envs stand behind rollouts that waited to be learned from, and are lost: what they do next is no sequel.
             for name, learner in self.learners.items():
-                learner.cut()
+                learner.mark_discontinuity()
                 carried = self.collector.rollouts[name].carried()
                 if "age" in carried:
                     carried["age"].zero_()

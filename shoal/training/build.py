@@ -13,41 +13,43 @@ from shoal.core.user_code import UserCode
 from shoal.core.user_files import load_object
 from shoal.core.world import Group, World
 from shoal.core.world_loading import world_class
-from shoal.core.wrappers import ActionRepeat, FrameStack, KeepAs, TimeLimit
-from shoal.policy import ActorCritic, ContinuousQPolicy, Policy, QPolicy, Torso, choose_torso, core_maker
+from shoal.core.wrappers import ActionRepeat, CastObservation, FrameStack, TimeLimit
+from shoal.policy import ActorCritic, ContinuousQPolicy, Encoder, Policy, QPolicy, choose_encoder, rnn_maker
 
 
 def make_world(
-    job: Job, num_envs: int | None = None, purpose: Literal["training", "playing", "shown"] = "training"
+    job: Job, num_envs: int | None = None, purpose: Literal["training", "evaluation", "recording"] = "training"
 ) -> World:
     """The world of a job in its wrappers, with as many envs as the job says or as asked for.
 
-    Some worlds are set up differently for evaluation (`playing`) and for recordings (`shown`).
+    Some worlds are set up differently for evaluation (`for_evaluation`) and for recordings (`for_recording`).
     """
     cls, config = world_class(job.world), job.world_config
     if purpose != "training":
-        config = getattr(cls, purpose)(config)
-    seen_to = {name: getattr(job.train, name) for name in cls.inside}
-    if seen_to.get("time_limit") and "action_repeat" not in cls.inside:  # it counts choices, a world its own steps
+        config = getattr(cls, f"for_{purpose}")(config)
+    seen_to = {name: getattr(job.train, name) for name in cls.handles_settings}
+    if (
+        seen_to.get("time_limit") and "action_repeat" not in cls.handles_settings
+    ):  # it counts choices, a world its own steps
         seen_to["time_limit"] *= job.train.action_repeat
     with UserCode(f"The world {job.world} cannot be made", cls, (ShoalError,)):
         inner = cls(num_envs or job.train.num_envs, job.train.device, config, **seen_to)
     world = wrapped(job, inner)
     kept = getattr(torch, job.train.obs_dtype)
     as_they_are = kept == torch.float32 or all(g.observation.dtype != torch.float32 for g in world.groups)
-    return world if as_they_are or "obs_dtype" in world.inside else KeepAs(world, kept)
+    return world if as_they_are or "obs_dtype" in world.handles_settings else CastObservation(world, kept)
 
 
 def wrapped(job: Job, world: World) -> World:
     """A world in the wrappers that a job names."""
-    if job.train.action_repeat > 1 and "action_repeat" not in world.inside:
+    if job.train.action_repeat > 1 and "action_repeat" not in world.handles_settings:
         if not world.on_device:  # an env whose episode ends would have to wait for the others
             own = "; --frame-skip does what is meant" if hasattr(job.world_config, "frame_skip") else ""
             raise ShoalError(f"--action-repeat does not go with {job.world}, whose envs are stepped all at once{own}.")
         world = ActionRepeat(world, job.train.action_repeat)
-    if job.train.time_limit is not None and "time_limit" not in world.inside:
+    if job.train.time_limit is not None and "time_limit" not in world.handles_settings:
         world = TimeLimit(world, job.train.time_limit)
-    if job.train.frame_stack > 1 and "frame_stack" not in world.inside:
+    if job.train.frame_stack > 1 and "frame_stack" not in world.handles_settings:
         world = FrameStack(world, job.train.frame_stack)
     return world
 
@@ -56,26 +58,26 @@ def make_policies(job: Job, world: World) -> dict[str, Policy]:
     """One policy per team of groups, with weights that depend on the seed alone."""
     policies = {}
     with seeded(job.train.seed):
-        for name, groups in job.teams().items():
+        for name, groups in job.policy_groups().items():
             policies[name] = _make_policy(job.for_policy(name), world.group(groups[0].name)).to(world.device)
     return policies
 
 
 def _make_policy(job: Job, group: Group) -> Policy:
     """The kind of policy that the job's learner makes better."""
-    torso = make_torso(job, group)
-    with UserCode(f"The network {job.train.policy} cannot be used", torso):
-        return _policy_with(job, group, torso)
+    encoder = make_torso(job, group)
+    with UserCode(f"The network {job.train.encoder} cannot be used", encoder):
+        return _policy_with(job, group, encoder)
 
 
-def _policy_with(job: Job, group: Group, torso: Torso) -> Policy:
+def _policy_with(job: Job, group: Group, encoder: Encoder) -> Policy:
     config = job.train
     if isinstance(job.learn, DDPGConfig):
-        return ContinuousQPolicy(group, torso, config.normalize_obs, **job.learn.head())
-    core = core_maker(config.core, config.core_size, config.core_layers)
+        return ContinuousQPolicy(group, encoder, config.normalize_obs, **job.learn.head())
+    rnn = rnn_maker(config.rnn, config.rnn_size, config.rnn_layers)
     if isinstance(job.learn, QConfig):
-        return QPolicy(group, torso, config.normalize_obs, core, **job.learn.head())
-    return ActorCritic(group, torso, config.shared, config.normalize_obs, config.log_std, core)
+        return QPolicy(group, encoder, config.normalize_obs, rnn, **job.learn.head())
+    return ActorCritic(group, encoder, config.shared_encoder, config.normalize_obs, config.log_std_init, rnn)
 
 
 def by_group(job: Job, policies: dict[str, Policy]) -> dict[str, Policy]:
@@ -83,8 +85,8 @@ def by_group(job: Job, policies: dict[str, Policy]) -> dict[str, Policy]:
     return {g.name: policies[job.policy_of(g.name)] for g in job.groups}
 
 
-def make_torso(job: Job, group: Group) -> Torso:
-    """The torso that `--policy` names for a group, or the user's own network."""
-    if ":" in job.train.policy:
-        return load_object(job.train.policy, "policy")
-    return choose_torso(job.train.policy, group, job.train.hidden, job.train.activation)
+def make_torso(job: Job, group: Group) -> Encoder:
+    """The encoder that `--encoder` names for a group, or the user's own network."""
+    if ":" in job.train.encoder:
+        return load_object(job.train.encoder, "policy")
+    return choose_encoder(job.train.encoder, group, job.train.hidden, job.train.activation)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 import warp as wp
 
-from shoal.core.kernels import Whole
+from shoal.core.kernels import Broadcast
 from shoal.core.launch import Plan, bind
 from shoal.core.noise import noise_plan
 from shoal.core.world import Group, GroupOutputs, Outputs, World
@@ -124,12 +124,12 @@ def note_stuck(
     nvec: wp.array[int],
     mask: wp.array4d[wp.bool],
     alive: wp.array3d[wp.bool],
-    acting: wp.array3d[wp.bool],
+    is_decision_step: wp.array3d[wp.bool],
     stuck: wp.array2d[int],
 ):
     """Keep the first step, counted over all rollouts, at which the agent has to act and its mask allows nothing."""
     for t in range(steps):
-        if stuck[env, agent] < 0 and alive[env, t, agent] and acting[env, t, agent]:
+        if stuck[env, agent] < 0 and alive[env, t, agent] and is_decision_step[env, t, agent]:
             choice = int(0)
             for part in range(parts):
                 allowed = int(0)
@@ -140,7 +140,7 @@ def note_stuck(
                     stuck[env, agent] = counter[0] * steps + t
 
 
-Teams = dict[str, list[Group]]
+PolicyGroups = dict[str, list[Group]]
 """Name of a policy -> the groups it acts for. Their agents stand one after the other in its rollout."""
 
 
@@ -153,7 +153,7 @@ class Collector:
         policies: dict[str, Policy],
         steps: int,
         seed: int,
-        teams: Teams | None = None,
+        teams: PolicyGroups | None = None,
         first_env: int = 0,
         compiled: bool = False,
         bf16: bool = False,
@@ -276,7 +276,7 @@ class Collector:
             self._act(
                 self.policies[name],
                 *rollout.window(t),
-                None if rollout.state is None else rollout.state[-1],
+                None if rollout.rnn_state is None else rollout.rnn_state[-1],
                 mask,
                 self._noise[name][t],
                 rollout.action[t],
@@ -297,7 +297,7 @@ class Collector:
                 state.copy_(after.view_as(state))
             elif value_out is None:
                 params = policy.distribution(seen, mask)
-            else:  # on top of one torso, the value costs next to nothing
+            else:  # on top of one encoder, the value costs next to nothing
                 params, value = policy.distribution_and_value(seen, mask)
                 value_out.copy_(value.view_as(value_out))
         action, log_prob = policy.head.sample(params, noise)
@@ -313,11 +313,11 @@ class Collector:
         arguments = dict(
             steps=self.steps,
             parts=len(nvec),
-            counter=Whole(self.counter),
-            nvec=Whole(torch.tensor(nvec, dtype=torch.int32, device=stuck.device)),
+            counter=Broadcast(self.counter),
+            nvec=Broadcast(torch.tensor(nvec, dtype=torch.int32, device=stuck.device)),
             mask=r.action_mask.transpose(0, 1),
             alive=(always if r.alive is None else r.alive).transpose(0, 1),
-            acting=(always if r.acting is None else r.acting).transpose(0, 1),
+            is_decision_step=(always if r.is_decision_step is None else r.is_decision_step).transpose(0, 1),
             stuck=stuck,
         )
         return bind("stuck", note_stuck, stuck.device, stuck.shape[0], arguments, stuck.shape[1])
@@ -350,10 +350,12 @@ class Collector:
                     observation=r.observation[r.stack :][t, :, place],
                     reward=r.reward[t, :, place],
                     final_observation=self._final[name][:, place],
-                    alive=r.alive[1:][t, :, place] if r.alive is not None and kind.leaves else None,
-                    final_alive=final_alive[:, place] if final_alive is not None and kind.leaves else None,
+                    alive=r.alive[1:][t, :, place] if r.alive is not None and kind.can_leave else None,
+                    final_alive=final_alive[:, place] if final_alive is not None and kind.can_leave else None,
                     action_mask=r.action_mask[1:][t, :, place] if r.action_mask is not None and kind.masked else None,
-                    acting=r.acting[1:][t, :, place] if r.acting is not None and kind.every > 1 else None,
+                    is_decision_step=r.is_decision_step[1:][t, :, place]
+                    if r.is_decision_step is not None and kind.action_interval > 1
+                    else None,
                 )
         flags = next(iter(self.rollouts.values()))
         return Outputs(flags.terminated[t], flags.truncated[t], groups)
@@ -367,8 +369,8 @@ class Collector:
         pairs = [(self._final[name], r.final_observation)]
         if r.final_alive is not None:
             pairs.append((self._final_alive[name], r.final_alive))
-        if r.state is not None and r.final_state is not None:
-            pairs.append((r.state[-1], r.final_state))
+        if r.rnn_state is not None and r.final_state is not None:
+            pairs.append((r.rnn_state[-1], r.final_state))
         return [self._keep_plan(name, t, final, kept) for final, kept in pairs]
 
     def _keep_plan(self, name: str, t: int, final: torch.Tensor, kept: torch.Tensor) -> Plan:

@@ -117,7 +117,7 @@ class HostCollector(Collector):
             self._final_alive[name][where] = r.alive[steps, where]
             if len(going):
                 self._keep_final(name, np.full(len(going), steps - 1), going)
-            r.cut_short(steps, where, torch.from_numpy(going).to(where))
+            r.preempt(steps, where, torch.from_numpy(going).to(where))
 
     @property
     def _latest(self) -> int:
@@ -282,7 +282,7 @@ class HostCollector(Collector):
         return (
             frames[:, rows],
             None if age is None else age[:, rows],
-            None if r.state is None else r.state[-1][rows],
+            None if r.rnn_state is None else r.rnn_state[-1][rows],
             None if r.action_mask is None else r.action_mask[t][rows],
             self._noise_by_env(name)[t, rows].flatten(0, 1),
             r.action[t][rows],
@@ -357,8 +357,8 @@ class HostCollector(Collector):
         kept[place] = stacked(final, age).view(len(envs), *kept.shape[2:])
         if rollout.final_alive is not None:
             rollout.final_alive[place] = self._final_alive[name][where]
-        if rollout.state is not None and rollout.final_state is not None:
-            rollout.final_state[place] = rollout.state[-1][where]
+        if rollout.rnn_state is not None and rollout.final_state is not None:
+            rollout.final_state[place] = rollout.rnn_state[-1][where]
 
     def _drop(self, steps: np.ndarray, envs: np.ndarray) -> None:
         """Envs were lost in their steps: no loss, statistic or normalizer sees what is left of their last episodes."""
@@ -443,7 +443,7 @@ class _Stage:
         self.memory = [None if view is None else torch.zeros_like(view) for view in memory]
         frames, age, state, mask, noise, action, log_prob, value, world_action = self.memory
         noise = None if noise is None else noise.unflatten(0, (size, -1))
-        remembered = None if r.state is None else r.state[-1]
+        remembered = None if r.rnn_state is None else r.rnn_state[-1]
         self.back = _array(torch.arange(r.stack, device=r.observation.device).unsqueeze(1))
         self.frames = _arrays((frames, r.observation))
         self.read = _arrays((age, r.age), (mask, r.action_mask), (noise, collector._noise_by_env(name)))

@@ -106,10 +106,10 @@ def estimate(job: Job, free: int | None = None) -> Estimate:
         world = make_world(nowhere, COUNTED)
         policies = make_policies(nowhere, world)
     rollout = acting = update = update_limit = replay = 0
-    steps, cuts = job.train.rollout, job.train.cut_short > 0
+    steps, cuts = job.train.rollout_steps, job.train.sync_frac > 0
     copies = _copies(job)
     room = truncations(world.time_limit, steps)
-    for name, groups in job.teams().items():
+    for name, groups in job.policy_groups().items():
         inside = [world.group(g.name) for g in groups]
         agents = sum(g.agents for g in inside)
         policy = policies[name]
@@ -127,7 +127,7 @@ def estimate(job: Job, free: int | None = None) -> Estimate:
         if name in job.train.freeze:
             pass
         elif isinstance(learn, OffPolicyConfig):
-            burn_in, length = learn.span(policy.core is not None)
+            burn_in, length = learn.span(policy.rnn is not None)
             each = Replay.bytes_per_step(memory, learn.prioritized, length > 0)
             replay += each * learn.buffer_size // (COUNTED * agents)
             # A batch goes through the network that learns, and what comes later through it and its target.
@@ -137,7 +137,9 @@ def estimate(job: Job, free: int | None = None) -> Estimate:
             update = update_limit = max(update, 3 * bytes_each * batch)
         else:
             # Advantages, targets, V-trace's ratios; weights where agents leave; the order of PPO's samples or sequences
-            per_step = 2 + (memory.alive is not None or memory.acting is not None) + getattr(learn, "vtrace", False)
+            per_step = (
+                2 + (memory.alive is not None or memory.is_decision_step is not None) + getattr(learn, "vtrace", False)
+            )
             ordered = (1 if policy.state_size else steps) if hasattr(learn, "num_minibatches") else 0
             rollout += 4 * agents * (steps * per_step + ordered + memory.final_observation.shape[0] + 1)
             update = max(update, bytes_each * agents * steps // getattr(learn, "num_minibatches", 1))
@@ -162,8 +164,8 @@ def estimate(job: Job, free: int | None = None) -> Estimate:
 def _copies(job: Job) -> int:
     """Rollouts besides the one that is made: those that wait to be learned from, and the one that is learned from."""
     train = job.train
-    here = train.learn_device is None or full_device(train.learn_device) == full_device(train.device)
-    return train.max_lag + 2 if train.asynchronous and here else 0
+    here = train.learner_device is None or full_device(train.learner_device) == full_device(train.device)
+    return train.max_policy_lag + 2 if train.asynchronous and here else 0
 
 
 def _state(world: World) -> int:
@@ -190,20 +192,20 @@ def most_envs(job: Job) -> int:
             f"--num-envs auto fills the device's memory, but {job.world} is stepped by CPU cores; give a number."
         )
     told = estimate(job)
-    learn = [job.for_policy(name).learn for name in job.teams()]
+    learn = [job.for_policy(name).learn for name in job.policy_groups()]
     step = max(1, *(getattr(settings, "num_minibatches", 1) for settings in learn))
     count = told.fits // step * step
     if count < 1:
         raise ShoalError(
             f"Not one env of {job.world} fits: it takes {size(told.per_env + told.update)} of {size(told.free)}. "
-            "Lower --rollout."
+            "Lower --rollout-steps."
         )
     block = step * -(-BLOCK // step)
     if count > BLOCKS_FROM:
         count = count // block * block
     # As few iterations, with the fewest envs that make all steps in them.
-    iterations = -(-job.train.total_steps // (count * job.train.rollout))
-    needed = -(-job.train.total_steps // (iterations * job.train.rollout))
+    iterations = -(-job.train.total_steps // (count * job.train.rollout_steps))
+    needed = -(-job.train.total_steps // (iterations * job.train.rollout_steps))
     unit = block if needed > BLOCKS_FROM else step
     return min(count, -(-needed // unit) * unit)
 
@@ -214,7 +216,7 @@ def out_of_memory(job: Job) -> ShoalError:
     told = estimate(job, whole)
     return ShoalError(
         f"The GPU's memory is full: {job.train.num_envs:,} envs of {job.world} cost about {size(told.per_env)} each "
-        f"with rollouts of {job.train.rollout}. About {told.fits:,} fit in all of it: lower --num-envs or --rollout."
+        f"with rollouts of {job.train.rollout_steps}. About {told.fits:,} fit in all of it: lower --num-envs or --rollout-steps."
     )
 
 

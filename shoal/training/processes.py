@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from shoal.config.job import Job
 from shoal.core.errors import ShoalError
-from shoal.core.launch_info import Place, find_place
+from shoal.core.launch_info import LaunchInfo, find_launch_info
 from shoal.core.reduce import ALONE, GroupReducer, Reducer
 
 MEETING = timedelta(minutes=10)
@@ -227,7 +227,7 @@ def _exchange(value: Any, size: int, group: Any) -> list[Any]:
 @contextlib.contextmanager
 def joined(job: Job) -> Iterator[tuple[Job, Processes]]:
     """Meet the other processes, if a launcher has started any; the job comes back with this process's device."""
-    place = find_place()
+    place = find_launch_info()
     if place is None or place.size == 1:
         yield job, Processes()
         return
@@ -255,7 +255,7 @@ def joined(job: Job) -> Iterator[tuple[Job, Processes]]:
 
 
 @contextlib.contextmanager
-def _losses_named(place: Place) -> Iterator[None]:
+def _losses_named(place: LaunchInfo) -> Iterator[None]:
     """Raise `Lost` for what torch says when another process is gone."""
     try:
         yield
@@ -268,7 +268,7 @@ def _losses_named(place: Place) -> Iterator[None]:
         ) from error
 
 
-def _meeting_place(place: Place) -> Any:
+def _meeting_place(place: LaunchInfo) -> Any:
     """The store through which processes find one another: a file that is new for every start, or torchrun's.
 
     torchrun's store outlives its processes: without a name that is new for every start, those that it starts again
@@ -302,7 +302,7 @@ def _meeting_place(place: Place) -> Any:
     return stores.PrefixStore(name, store)
 
 
-def _own_device(device: str, place: Place) -> str:
+def _own_device(device: str, place: LaunchInfo) -> str:
     """This process's device: of the GPUs that it sees, those of a machine take one each in turn."""
     if device == "cuda":
         device = f"cuda:{place.local_rank % torch.cuda.device_count()}"
@@ -319,7 +319,7 @@ def _card(device: str) -> str | None:
 
 
 @contextlib.contextmanager
-def _own_cores(place: Place) -> Iterator[None]:
+def _own_cores(place: LaunchInfo) -> Iterator[None]:
     """Share out the cores of the machine, unless the launcher has done so."""
     if place.bound or place.local_size == 1 or not hasattr(os, "sched_getaffinity"):
         yield

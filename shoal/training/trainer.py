@@ -51,7 +51,7 @@ class Trainer(Counted):
 
     def __init__(self, job: Job, processes: Processes | None = None):
         config = job.train
-        _set_precision(config.deterministic)
+        _set_precision(config.torch_deterministic)
         # Told whenever torch compiles the losses for a GPU, and of no use to anybody here.
         warnings.filterwarnings("ignore", r"\s*Online softmax is disabled on the fly", UserWarning)
         self.job = job
@@ -62,14 +62,17 @@ class Trainer(Counted):
         """Global number of this process's first env."""
         self.world = make_world(job, envs)
         self.policies = make_policies(job, self.world)
-        teams = {name: [self.world.group(g.name) for g in groups] for name, groups in job.teams().items()}
+        teams = {name: [self.world.group(g.name) for g in groups] for name, groups in job.policy_groups().items()}
         collector, more = Collector, {}
         if isinstance(self.world, HostWorld):
-            collector, more = HostCollector, dict(graph=config.graph, line=processes.finish_line(config.cut_short))
+            collector, more = (
+                HostCollector,
+                dict(graph=config.cuda_graphs, line=processes.finish_line(config.sync_frac)),
+            )
         self.collector = collector(
             self.world,
             self._actors(),
-            config.rollout,
+            config.rollout_steps,
             config.seed,
             teams,
             self.first_env,
@@ -86,10 +89,10 @@ class Trainer(Counted):
             if name not in config.freeze
         }
         self.iteration = 0
-        self._collect = Graphed(self.collector.collect, self.world.device, config.graph and self.world.on_device)
+        self._collect = Graphed(self.collector.collect, self.world.device, config.cuda_graphs and self.world.on_device)
         device = next(iter(self.learners.values())).device
         keeps = any(type(made).store is not Learner.store for made in self.learners.values())
-        recorded = config.graph and processes.reducer.recordable
+        recorded = config.cuda_graphs and processes.reducer.recordable
         self._store = Graphed(self._store_all, device, recorded and keeps)
         pool = torch.cuda.graph_pool_handle() if recorded and device.type == "cuda" else None
         self._updates = {name: Graphed(made.update, device, recorded, pool) for name, made in self.learners.items()}
@@ -119,12 +122,12 @@ class Trainer(Counted):
         with _torch_threads(self.job.train.threads):
             self._store()
             for name, learner in self.learners.items():
-                for _ in range(learner.due((self.iteration + 1) * learner.samples)):
+                for _ in range(learner.updates_due((self.iteration + 1) * learner.samples)):
                     self._updates[name]()
 
     def iterate(self) -> None:
         """One rollout, and learning from it."""
-        self.world.tend()
+        self.world.between_rollouts()
         self.collect()
         self.learn()
         self.iteration += 1
@@ -271,7 +274,7 @@ class Trainer(Counted):
 
     def env_axes(self) -> dict[str, int]:
         """Names of the state that have the envs along an axis, and which: the rest is the same in all processes."""
-        axes = {f"world.{name}": 0 for name in self.world.state_dict() if name not in self.world.undivided}
+        axes = {f"world.{name}": 0 for name in self.world.state_dict() if name not in self.world.unsharded_state}
         for name, rollout in self.collector.rollouts.items():
             axes.update({f"collector.{name}.{item}": int(item == "history") for item in rollout.carried()})
         for name, learner in self.learners.items():
@@ -292,7 +295,7 @@ class Trainer(Counted):
         if not self.world.resumable:
             self.collector.show_current()
             for learner in self.learners.values():
-                learner.cut()
+                learner.mark_discontinuity()
         self.iteration = iteration
         self._read = self._books()
 

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from shoal.core.errors import ShoalError, make_folder
-from shoal.core.world import Tracks, World
+from shoal.core.world import TrajectoryRecorder, World
 from shoal.draw.canvas import Canvas
 from shoal.runs.evaluation import Evaluation
 from shoal.runs.files import replacing
@@ -24,12 +24,12 @@ class Maps:
         if count < 1:
             raise ShoalError(f"--maps must be at least 1, got {count}.")
         self.count = count
-        self._tracks: Tracks | None = None
+        self._tracks: TrajectoryRecorder | None = None
 
     def __call__(self, world: World, going: torch.Tensor) -> None:
         """Look at a world after its reset and after every step."""
         if self._tracks is None:
-            self._tracks = world.tracks(self.count)
+            self._tracks = world.trajectory_recorder(self.count)
         self._tracks.follow(going)
 
     def save(self, evaluation: Evaluation, folder: Path | str) -> list[Path]:

@@ -48,7 +48,7 @@ def record(
     still = path.suffix == ".png"
     envs = (STILL_ENVS if still else VIDEO_ENVS) if envs is None else envs
     cls = world_class(run.job.world)
-    usual: int = cls.picture_rate or (FAST if cls.places is None else SLOW)
+    usual: int = cls.picture_rate or (FAST if cls.layout is None else SLOW)
     fps = usual if fps is None else fps
     steps = (STILL_STEPS if still else fps * SECONDS) if steps is None else steps
     if envs < 1 or steps < 1 or fps < 1:
@@ -78,14 +78,14 @@ def frames(player: Player, steps: int, last: int | None = None) -> Iterator[np.n
             for env in (world.outputs.terminated | world.outputs.truncated).nonzero().flatten().tolist():
                 memories[env].clear()
         for env, memory in enumerate(memories):
-            world.remember(memory, env)
+            world.record_frame(memory, env)
         if last is None or step >= steps - last:
             yield contact_sheet(world, memories)
 
 
 def contact_sheet(world: World, memories: list[dict[str, Any]] | None = None) -> np.ndarray:
     """All envs of a (small) world in one picture, in rows; `memories` (one per env) go from one picture to the next."""
-    width, height = world.picture_size or (WIDE if world.places is None else SQUARE)
+    width, height = world.picture_size or (WIDE if world.layout is None else SQUARE)
     columns = math.ceil(math.sqrt(world.num_envs))
     rows = math.ceil(world.num_envs / columns)
     sheet = np.full((rows * height, columns * width, 3), 250, dtype=np.uint8)

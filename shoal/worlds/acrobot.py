@@ -88,15 +88,23 @@ class Acrobot(KernelWorld):
     groups = (Group("arm", observation=Box(6), action=Discrete(3)),)
     step, reset, observe = swing, hang, look
     settings = dict(
-        common=dict(rollout=64, lr=2.5e-3, normalize_obs=True, normalize_reward=True),
+        common=dict(rollout_steps=64, lr=2.5e-3, normalize_obs=True, normalize_reward=True),
         cpu=dict(total_steps=1_000_000, num_envs=128),
         gpu=dict(total_steps=16_000_000, num_envs=2048),
-        dqn=dict(rollout=4, lr=1e-3, anneal="linear", n_step=3, double=True, huber=None, target_update_interval=50),
+        dqn=dict(
+            rollout_steps=4,
+            lr=1e-3,
+            lr_schedule="linear",
+            n_step=3,
+            double_q=True,
+            huber_delta=None,
+            target_update_interval=50,
+        ),
         dqn_cpu=dict(total_steps=200_000, num_envs=64, learning_starts=10_000, buffer_size=200_000),
         rainbow=dict(
-            rollout=4,
+            rollout_steps=4,
             lr=1e-3,
-            anneal="linear",
+            lr_schedule="linear",
             v_min=-100.0,
             v_max=0.0,
             target_update_interval=50,

@@ -88,18 +88,18 @@ class CartPole(KernelWorld):
     groups = (Group("cart", observation=Box(4), action=Discrete(2)),)
     step, reset, observe = push, stand_up, look
     settings = dict(
-        common=dict(rollout=32, lr=2.5e-3, epochs=4, num_minibatches=4),
+        common=dict(rollout_steps=32, lr=2.5e-3, epochs=4, num_minibatches=4),
         cpu=dict(total_steps=1_000_000, num_envs=256),
         gpu=dict(total_steps=20_000_000, num_envs=4096),
         ppo=dict(normalize_reward=True),
         dqn=dict(
-            rollout=4,
+            rollout_steps=4,
             lr=1e-3,
-            anneal="linear",
+            lr_schedule="linear",
             normalize_obs=True,
             n_step=3,
-            double=True,
-            huber=None,
+            double_q=True,
+            huber_delta=None,
             target_update_interval=25,
             learning_starts=10_000,
             buffer_size=200_000,
@@ -107,7 +107,7 @@ class CartPole(KernelWorld):
         ),
         dqn_cpu=dict(total_steps=200_000, num_envs=64),
         dqn_gpu=dict(lr=2e-3, batch_size=4096, learning_starts=100_000, buffer_size=2_000_000),
-        a2c_cpu=dict(total_steps=500_000, num_envs=32, rollout=16, lr=4e-3, normalize_advantage=False),
+        a2c_cpu=dict(total_steps=500_000, num_envs=32, rollout_steps=16, lr=4e-3, normalize_advantage=False),
     )
 
     def picture(self, canvas, env):

@@ -84,20 +84,20 @@ class MountainCar(KernelWorld):
     step, reset, observe = drive, park, look
     settings = dict(
         # Without repeated actions hardly any first episode reaches the flag.
-        common=dict(action_repeat=4, lr=2.5e-3, entropy=0.01, normalize_obs=True, normalize_reward=True),
-        cpu=dict(total_steps=1_000_000, num_envs=256, rollout=32),
-        gpu=dict(total_steps=16_000_000, num_envs=4096, rollout=32),
+        common=dict(action_repeat=4, lr=2.5e-3, ent_coef=0.01, normalize_obs=True, normalize_reward=True),
+        cpu=dict(total_steps=1_000_000, num_envs=256, rollout_steps=32),
+        gpu=dict(total_steps=16_000_000, num_envs=4096, rollout_steps=32),
         # Q-values begin at 0, above anything there is to win: that drives the car where it has not been.
         dqn=dict(
             action_repeat=1,
-            rollout=4,
+            rollout_steps=4,
             lr=1e-3,
-            anneal="linear",
+            lr_schedule="linear",
             n_step=5,
-            double=True,
-            huber=None,
+            double_q=True,
+            huber_delta=None,
             target_update_interval=100,
-            epsilon=0.1,
+            exploration_initial_eps=0.1,
             exploration_final_eps=0.0,
             exploration_fraction=0.9,
         ),

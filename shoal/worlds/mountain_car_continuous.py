@@ -51,9 +51,11 @@ class MountainCarContinuous(KernelWorld):
     step, reset, observe = drive, park, look
     settings = dict(
         # Without repeated actions and a wide first spread hardly any first episode reaches the flag.
-        common=dict(action_repeat=4, log_std=0.5, lr=2.5e-3, gamma=0.999, normalize_obs=True, normalize_reward=True),
-        cpu=dict(total_steps=500_000, num_envs=256, rollout=32),
-        gpu=dict(total_steps=8_000_000, num_envs=4096, rollout=32),
+        common=dict(
+            action_repeat=4, log_std_init=0.5, lr=2.5e-3, gamma=0.999, normalize_obs=True, normalize_reward=True
+        ),
+        cpu=dict(total_steps=500_000, num_envs=256, rollout_steps=32),
+        gpu=dict(total_steps=8_000_000, num_envs=4096, rollout_steps=32),
     )
 
     def picture(self, canvas, env):

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import warp as wp
 
-from shoal.core import Box, Discrete, Each, Field, Group, KernelWorld, Random, uniform, uniform4
+from shoal.core import Box, Discrete, Field, ForGroup, Group, KernelWorld, Random, uniform, uniform4
 from shoal.core.settings import check_settings
 from shoal.worlds.pandemic_data import MAP, POPULATION, per_state
 
@@ -405,7 +405,7 @@ class Pandemic(KernelWorld):
     def groups(config):
         return (
             Group("governor", observation=Box(14), action=Discrete(LEVELS), agents=STATES, masked=True),
-            Group("planner", observation=Box(10), action=Discrete(SUBSIDIES + 1), every=config.planner_days),
+            Group("planner", observation=Box(10), action=Discrete(SUBSIDIES + 1), action_interval=config.planner_days),
         )
 
     @staticmethod
@@ -441,12 +441,12 @@ class Pandemic(KernelWorld):
         replacement=Field(float, unit="% of lost wages", doc="mean since the first day"),
     )
     reports = ("deaths", "unemployment", "stringency", "replacement")
-    step = [Each("governor", govern), Each("governor", spread), Each("governor", work), take_stock, preside]
-    reset = [Each("governor", break_out), take_stock, close_books]
-    observe = [Each("governor", governor_sees), planner_sees]
+    step = [ForGroup("governor", govern), ForGroup("governor", spread), ForGroup("governor", work), take_stock, preside]
+    reset = [ForGroup("governor", break_out), take_stock, close_books]
+    observe = [ForGroup("governor", governor_sees), planner_sees]
     settings = dict(
         common=dict(
-            rollout=180,
+            rollout_steps=180,
             lr=2e-3,
             normalize_reward=True,
             per_group=("planner.lr=3e-3",),

@@ -60,10 +60,10 @@ class Pendulum(KernelWorld):
     groups = (Group("pendulum", observation=Box(3), action=Box(1, -2.0, 2.0)),)
     step, reset, observe = swing, hang, look
     settings = dict(
-        common=dict(rollout=64, lr=2e-3, gamma=0.95, epochs=10, num_minibatches=4, normalize_reward=True),
+        common=dict(rollout_steps=64, lr=2e-3, gamma=0.95, epochs=10, num_minibatches=4, normalize_reward=True),
         cpu=dict(total_steps=600_000, num_envs=64),
         gpu=dict(total_steps=10_000_000, num_envs=1024),
-        ddpg=dict(rollout=4, lr=1e-3, gamma=0.98, hidden=(128, 128), activation="relu"),
+        ddpg=dict(rollout_steps=4, lr=1e-3, gamma=0.98, hidden=(128, 128), activation="relu"),
         ddpg_cpu=dict(total_steps=60_000, num_envs=16, learning_starts=2_000, buffer_size=60_000, threads=1),
         ddpg_gpu=dict(total_steps=2_000_000, num_envs=1024, batch_size=4096, lr_scale="sqrt"),
     )

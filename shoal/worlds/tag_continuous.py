@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import warp as wp
 
-from shoal.core import Box, Each, Field, Group, KernelWorld, MultiDiscrete, Places, Random, sincos, uniform4
+from shoal.core import Box, Field, ForGroup, Group, KernelWorld, Layout2D, MultiDiscrete, Random, sincos, uniform4
 from shoal.core.errors import ShoalError
 
 TURN = wp.constant(6.283185307179586)
@@ -315,7 +315,7 @@ class TagContinuous(KernelWorld):
         action = MultiDiscrete((config.acceleration_levels + 1, config.turn_levels + 1))
         return (
             Group("tagger", observation=sight, action=action, agents=config.taggers),
-            Group("runner", observation=sight, action=action, agents=config.runners, leaves=True),
+            Group("runner", observation=sight, action=action, agents=config.runners, can_leave=True),
         )
 
     @staticmethod
@@ -324,21 +324,27 @@ class TagContinuous(KernelWorld):
         turns = np.linspace(-config.max_turn, config.max_turn, config.turn_levels)
         return {name: np.float32([0.0, *levels]) for name, levels in (("pushes", pushes), ("turns", turns))}
 
-    step = (Each("tagger", drive), Each("runner", drive), Each("runner", get_tagged), Each("tagger", count_tags), judge)
-    reset = (count_runners, Each("tagger", place), Each("runner", place))
-    observe = (Each("tagger", look), Each("runner", look))
+    step = (
+        ForGroup("tagger", drive),
+        ForGroup("runner", drive),
+        ForGroup("runner", get_tagged),
+        ForGroup("tagger", count_tags),
+        judge,
+    )
+    reset = (count_runners, ForGroup("tagger", place), ForGroup("runner", place))
+    observe = (ForGroup("tagger", look), ForGroup("runner", look))
     reports = ("tagged",)
-    places = Places(size="size", x="position[0]", y="position[1]", heading="motion[1]")
+    layout = Layout2D(size="size", x="position[0]", y="position[1]", heading="motion[1]")
     settings = dict(
-        common=dict(hidden=(256, 256), activation="relu", shared=True, gamma=0.98),
+        common=dict(hidden=(256, 256), activation="relu", shared_encoder=True, gamma=0.98),
         cpu=dict(
             total_steps=1_000_000,
             num_envs=32,
-            rollout=50,
+            rollout_steps=50,
             hidden=(64, 64),
             world=dict(taggers=5, runners=50, max_steps=100, own_frame=True),
         ),
-        gpu=dict(total_steps=20_000_000, num_envs=100, rollout=250, world=dict(own_frame=True)),
+        gpu=dict(total_steps=20_000_000, num_envs=100, rollout_steps=250, world=dict(own_frame=True)),
         ppo=dict(
             lr=2e-3,
             gamma=0.97,
@@ -347,7 +353,7 @@ class TagContinuous(KernelWorld):
             epochs=1,
             activation="tanh",
             normalize_reward=True,
-            per_group=("tagger.entropy=0.05", "runner.entropy=0.003"),
+            per_group=("tagger.ent_coef=0.05", "runner.ent_coef=0.003"),
         ),
-        a2c=dict(lr=1e-3, entropy=0.05, per_group=("runner.lr=5e-3",)),
+        a2c=dict(lr=1e-3, ent_coef=0.05, per_group=("runner.lr=5e-3",)),
     )

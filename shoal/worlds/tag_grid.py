@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import warp as wp
 
-from shoal.core import Box, Discrete, Each, Field, Group, KernelWorld, Places, Random, uniform4
+from shoal.core import Box, Discrete, Field, ForGroup, Group, KernelWorld, Layout2D, Random, uniform4
 from shoal.core.errors import ShoalError
 
 ACTIONS = 5  # stay, +x, -x, +y, -y
@@ -285,25 +285,27 @@ class TagGrid(KernelWorld):
             Group("runner", observation=sight, action=Discrete(ACTIONS)),
         )
 
-    step = (run, Each("tagger", chase), judge, Each("tagger", share))
-    reset = (place_runner, Each("tagger", place_tagger))
-    observe = (forget_nearest, Each("tagger", seek), Each("tagger", look_tagger), look_runner)
+    step = (run, ForGroup("tagger", chase), judge, ForGroup("tagger", share))
+    reset = (place_runner, ForGroup("tagger", place_tagger))
+    observe = (forget_nearest, ForGroup("tagger", seek), ForGroup("tagger", look_tagger), look_runner)
     reports = ("tagged",)
-    places = Places(size="size")
+    layout = Layout2D(size="size")
     settings = dict(
         common=dict(
             one_policy=True,
             hidden=(64, 64),
             activation="relu",
-            shared=True,
+            shared_encoder=True,
             gamma=0.97,
-            entropy=0.02,
+            ent_coef=0.02,
             world=dict(size=12, random_start=True),
         ),
-        cpu=dict(total_steps=3_000_000, num_envs=256, rollout=50),
-        gpu=dict(total_steps=200_000_000, num_envs=2000, rollout=100),
+        cpu=dict(total_steps=3_000_000, num_envs=256, rollout_steps=50),
+        gpu=dict(total_steps=200_000_000, num_envs=2000, rollout_steps=100),
         ppo=dict(lr=1e-3, num_minibatches=4, epochs=2),
         a2c=dict(lr=1e-3, max_grad_norm=3.0),
-        dqn=dict(rollout=4, lr=5e-4, anneal="linear", n_step=3, double=True, replay_ratio=1.0, batch_size=1024),
+        dqn=dict(
+            rollout_steps=4, lr=5e-4, lr_schedule="linear", n_step=3, double_q=True, replay_ratio=1.0, batch_size=1024
+        ),
         dqn_cpu=dict(total_steps=500_000, num_envs=128, learning_starts=50_000, buffer_size=500_000),
     )

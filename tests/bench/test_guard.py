@@ -21,7 +21,7 @@ from shoal.core.wrappers import TransformReward
 from shoal.host.world import GymWorld
 from shoal.learn import losses
 from shoal.learn.replay import Replay
-from shoal.policy import ActorCritic, mlp_torso
+from shoal.policy import ActorCritic, mlp_encoder
 from shoal.policy.heads import CategoricalHead
 from shoal.training.collector import Collector
 from tests.helpers import Counting
@@ -386,13 +386,15 @@ def test_a_replay_does_what_the_recording_did():
 Q = "--batch-size 32 --learning-starts 64 --buffer-size 2000 --replay-ratio 1"
 
 SHORT = {
-    "ppo": Cell("cartpole", "--algo ppo --epochs 1 --num-minibatches 2", num_envs=8, rollout=4),
-    "recurrent": Cell("cartpole", "--algo a2c --core lstm --core-size 8", num_envs=8, rollout=4),
-    "rainbow": Cell("cartpole", f"--algo rainbow {Q}", num_envs=8, rollout=8),
-    "sac": Cell("mountain-car-continuous", f"--algo sac {Q}", num_envs=8, rollout=8),
-    "groups": Cell("tag-grid", "--algo a2c", num_envs=2, rollout=4),
-    "host": Cell("gym:CartPole-v1", "--algo a2c --batch serial --schedule alternating", num_envs=4, rollout=4),
-    "first-come": Cell("gym:CartPole-v1", "--algo a2c --batch serial --schedule first-come", num_envs=4, rollout=4),
+    "ppo": Cell("cartpole", "--algo ppo --epochs 1 --num-minibatches 2", num_envs=8, rollout_steps=4),
+    "recurrent": Cell("cartpole", "--algo a2c --rnn lstm --rnn-size 8", num_envs=8, rollout_steps=4),
+    "rainbow": Cell("cartpole", f"--algo rainbow {Q}", num_envs=8, rollout_steps=8),
+    "sac": Cell("mountain-car-continuous", f"--algo sac {Q}", num_envs=8, rollout_steps=8),
+    "groups": Cell("tag-grid", "--algo a2c", num_envs=2, rollout_steps=4),
+    "host": Cell("gym:CartPole-v1", "--algo a2c --batch serial --schedule alternating", num_envs=4, rollout_steps=4),
+    "first-come": Cell(
+        "gym:CartPole-v1", "--algo a2c --batch serial --schedule first-come", num_envs=4, rollout_steps=4
+    ),
 }
 
 
@@ -415,7 +417,7 @@ def test_a_world_that_reads_on_the_host_is_found(tmp_path):
     with Guard() as guard:
         world = TransformReward(Counting(4), shaped)
         policies = {
-            g.name: ActorCritic(g, mlp_torso((8,), "tanh"), shared=False, normalize=False, log_std=0.0)
+            g.name: ActorCritic(g, mlp_encoder((8,), "tanh"), shared_encoder=False, normalize=False, log_std_init=0.0)
             for g in world.groups
         }
         collector = Collector(world, policies, steps=2, seed=0)

@@ -21,7 +21,10 @@ def test_every_preset_names_settings_alone():
     ("preset", "says"),
     [
         (dict(comon=dict(lr=1)), "section in the preset of CartPole: 'comon'; did you mean 'common'"),
-        (dict(ppo_gpu=dict(rolout=8)), "setting in the preset 'ppo_gpu' of CartPole: 'rolout'; did you mean 'rollout'"),
+        (
+            dict(ppo_gpu=dict(rolout=8)),
+            "setting in the preset 'ppo_gpu' of CartPole: 'rolout'; did you mean 'rollout_steps'",
+        ),
         (dict(cpu=dict(world=dict(nope=1))), "setting of the world in the preset 'cpu' of CartPole: 'nope'"),
     ],
 )

@@ -17,7 +17,7 @@ wp.config.mode = "debug"
 from shoal.runs.jobs import make_job
 from shoal.training.trainer import Trainer
 
-name, settings = sys.argv[1], dict(num_envs=13, rollout=7, num_minibatches=1, total_steps=1e6, device="cpu")
+name, settings = sys.argv[1], dict(num_envs=13, rollout_steps=7, num_minibatches=1, total_steps=1e6, device="cpu")
 trainer = Trainer(make_job(name, time_limit=5, **settings))
 for _ in range(3):
     trainer.iterate()

@@ -7,7 +7,7 @@ import pytest
 import torch
 import warp as wp
 
-from shoal.core import Box, Discrete, Each, Field, Group, KernelWorld
+from shoal.core import Box, Discrete, Field, ForGroup, Group, KernelWorld
 from shoal.core.errors import ShoalError
 from shoal.core.world import GroupOutputs, Outputs
 from tests.helpers import (
@@ -101,11 +101,11 @@ class Meadow(KernelWorld):
     state = dict(wolf_at=Field(int, (2,)), sheep_at=Field(int, (3,)))
     groups = (
         Group("wolf", observation=Box(2), action=Discrete(3), agents=2, masked=True),
-        Group("sheep", observation=Box(1), action=Discrete(2), agents=3, leaves=True),
+        Group("sheep", observation=Box(1), action=Discrete(2), agents=3, can_leave=True),
     )
-    step = [Each("wolf", move_wolf), Each("sheep", move_sheep), bite]
+    step = [ForGroup("wolf", move_wolf), ForGroup("sheep", move_sheep), bite]
     reset = gather
-    observe = [Each("wolf", wolf_sees), Each("sheep", sheep_sees)]
+    observe = [ForGroup("wolf", wolf_sees), ForGroup("sheep", sheep_sees)]
 
 
 class MeadowTwin:
@@ -216,7 +216,7 @@ def fresh_rows(world, alive: bool) -> Outputs:
             torch.zeros(*shape, *g.observation.shape),
             torch.zeros(shape),
             torch.zeros(*shape, *g.observation.shape),
-            torch.full(shape, alive) if g.leaves else None,
+            torch.full(shape, alive) if g.can_leave else None,
             torch.zeros(*shape, g.choices, dtype=torch.bool) if g.masked else None,
         )
     return Outputs(torch.zeros(envs, dtype=torch.bool), torch.zeros(envs, dtype=torch.bool), groups)

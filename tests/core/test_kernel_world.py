@@ -433,7 +433,7 @@ class TorchQuitters(KernelWorld):
     """Two agents; agent 0 leaves after two steps."""
 
     state = dict(clock=Field(int))
-    groups = (Group("g", observation=Box(1), action=Discrete(2), agents=2, leaves=True),)
+    groups = (Group("g", observation=Box(1), action=Discrete(2), agents=2, can_leave=True),)
 
     def step(self, s):
         s.clock.add_(1)

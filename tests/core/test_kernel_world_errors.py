@@ -120,7 +120,7 @@ def test_an_array_named_like_a_standard_one_is_named():
 
 def test_a_function_per_agent_needs_a_group_where_there_are_several():
     groups = tuple(Group(name, observation=Box(1), action=Discrete(2)) for name in ("a", "b"))
-    with pytest.raises(ShoalError, match=r"per_agent.*Each"):
+    with pytest.raises(ShoalError, match=r"per_agent.*ForGroup"):
         world_with(per_agent, groups=groups)(2)
 
 

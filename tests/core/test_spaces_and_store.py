@@ -76,7 +76,7 @@ def test_kinds_of_parts():
     box = Box(20, parts=parts, kinds=dict(image="depth", last="choice"))
     assert box == Box(20, parts=parts, kinds=(("image", "depth"), ("last", "choice")))
     assert [box.kind(name) for name, _ in parts] == ["depth", "choice", "plain"]
-    assert Group("g", box, Discrete(2), stack=2).seen.kind("last") == "choice"
+    assert Group("g", box, Discrete(2), stack=2).policy_observation.kind("last") == "choice"
 
 
 def test_parts_are_kept_and_repeated_in_a_stack():
@@ -84,7 +84,7 @@ def test_parts_are_kept_and_repeated_in_a_stack():
     box = Box(7, parts=[["image", [2, 3]], ["speed", [1]]])
     assert box.parts == parts
     assert hash(box) == hash(Box(7, parts=parts))
-    assert Group("a", box, Discrete(2), stack=2).seen == Box(14, parts=parts + parts)
+    assert Group("a", box, Discrete(2), stack=2).policy_observation == Box(14, parts=parts + parts)
 
 
 @pytest.mark.parametrize(

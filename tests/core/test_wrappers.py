@@ -139,8 +139,8 @@ def test_stacks_are_for_those_who_look():
     """A world shows each observation once; its groups tell how many of them a policy sees at once."""
     world = TimeLimit(FrameStack(FrameStack(counting(), 2), 3), 4)
     (group,) = world.groups
-    assert (group.stack, group.observation, group.seen) == (6, Box(2), Box(12))
-    assert replace(group, observation=Box((3, 8, 8)), stack=4).seen.shape == (12, 8, 8)
+    assert (group.stack, group.observation, group.policy_observation) == (6, Box(2), Box(12))
+    assert replace(group, observation=Box((3, 8, 8)), stack=4).policy_observation.shape == (12, 8, 8)
     with pytest.raises(ShoalError, match="stack=0"):
         replace(group, stack=0)
 
@@ -347,7 +347,7 @@ class Quitters(KernelWorld):
         max_steps: int = 100
 
     state = dict(clock=Field(int))
-    groups = (Group("g", observation=Box(1), action=Discrete(2), agents=3, masked=True, leaves=True),)
+    groups = (Group("g", observation=Box(1), action=Discrete(2), agents=3, masked=True, can_leave=True),)
     step, reset, observe = quit_in_turn, clock_zero, show_clock_and_mask
 
 

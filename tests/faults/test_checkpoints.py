@@ -21,7 +21,7 @@ from shoal.runs.run import load_run
 from tests.damage import places_of
 
 STATE = {"policy.cart.weights": torch.arange(12.0).view(3, 4), "steps": torch.tensor(7)}
-SMALL = dict(num_envs=16, rollout=8, eval_episodes=2, quiet=True, device="cpu")
+SMALL = dict(num_envs=16, rollout_steps=8, eval_episodes=2, quiet=True, device="cpu")
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_full_disk_warns_and_training_goes_on_but_the_final_save_counts(tmp_path
         "resource.setrlimit(resource.RLIMIT_FSIZE, (16384, 16384))\n"
         "sys.exit(main(['train', 'cartpole', '--run-dir', folder + '/run', *flags]))\n"
     )
-    flags = "--total-steps 512 --checkpoint-every 128 --num-envs 16 --rollout 8 --eval-episodes 2 --device cpu".split()
+    flags = "--total-steps 512 --checkpoint-every 128 --num-envs 16 --rollout-steps 8 --eval-episodes 2 --device cpu".split()
     command = [sys.executable, "-c", code, str(tmp_path), *flags]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 1
@@ -123,9 +123,9 @@ def test_other_shapes_are_all_listed_and_nothing_is_loaded(tmp_path):
     config.write_text(json.dumps(facts))
     with pytest.raises(ShoalError) as error:
         load_run(run.path, device="cpu")
-    assert "policy_torso.layers.0.weight" in str(error.value)
+    assert "policy_encoder.layers.0.weight" in str(error.value)
     assert "(64, 4) in the checkpoint" in str(error.value)
-    assert "value_torso.layers.2.weight" in str(error.value)
+    assert "value_encoder.layers.2.weight" in str(error.value)
     with pytest.raises(ShoalError, match="does not fit this run"):
         shoal.resume(run.path, total_steps=1024)
 
@@ -270,11 +270,11 @@ def test_weights_that_are_not_finite_are_refused_by_name(tmp_path, value):
     run = shoal.train("cartpole", total_steps=256, checkpoint_every=128, run_dir=tmp_path / "run", **SMALL)
 
     def spoil(tensors):
-        tensors["policy.cart.value_torso.layers.2.weight"][3, 4] = value
+        tensors["policy.cart.value_encoder.layers.2.weight"][3, 4] = value
 
     forge(run.folder.pick("last"), POLICY, spoil)
     run.folder._point("best", run.folder.pick("last"))
-    sentence = r"holds weights that are not finite: policy\.cart\.value_torso\.layers\.2\.weight\.$"
+    sentence = r"holds weights that are not finite: policy\.cart\.value_encoder\.layers\.2\.weight\.$"
     with pytest.raises(ShoalError, match=sentence):  # eval and record
         load_run(run.path)
     with pytest.raises(ShoalError, match=sentence):

@@ -20,13 +20,13 @@ from shoal.runs.folder import RunFolder
 FLAGS = [
     "--num-envs",
     "32",
-    "--rollout",
+    "--rollout-steps",
     "8",
     "--eval-episodes",
     "2",
     "--device",
     "cpu",
-    "--anneal",
+    "--lr-schedule",
     "none",
     "--compile",
     "off",
@@ -80,7 +80,7 @@ class Poisoned(KernelWorld):
         return s.clock.unsqueeze(-1) / 100.0
 
 
-NAN_RUN = dict(num_envs=16, rollout=8, total_steps=16 * 8 * 10, device="cpu", quiet=True, checkpoint_every=16 * 8)
+NAN_RUN = dict(num_envs=16, rollout_steps=8, total_steps=16 * 8 * 10, device="cpu", quiet=True, checkpoint_every=16 * 8)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_world_without_an_end_trains_with_a_warning_instead_of_a_score(tmp_path,
 
 def test_a_run_that_never_began_leaves_no_folder(tmp_path):
     with pytest.raises(ShoalError, match="no policy"):
-        shoal.train("cartpole", policy="resnet", run_dir=tmp_path / "run", quiet=True, device="cpu")
+        shoal.train("cartpole", encoder="resnet", run_dir=tmp_path / "run", quiet=True, device="cpu")
     assert not (tmp_path / "run").exists()
 
 

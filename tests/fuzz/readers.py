@@ -35,7 +35,7 @@ from tests.scene.meshes import FOUR, Gltf, picture_bytes
 
 SMALL = dict(
     num_envs=8,
-    rollout=8,
+    rollout_steps=8,
     total_steps=192,
     checkpoint_every=64,
     eval_episodes=2,
@@ -67,12 +67,12 @@ Make = Callable[[Random, Path, Path], Input]
 RUNS: dict[str, dict[str, Any]] = {
     "ppo": dict(world="cartpole"),
     "dqn": dict(world="cartpole", algo="dqn", buffer_size=256, batch_size=16, learning_starts=32),
-    "lstm": dict(world="pendulum", core="lstm", core_size=8, normalize_obs=True, normalize_reward=True),
+    "lstm": dict(world="pendulum", rnn="lstm", rnn_size=8, normalize_obs=True, normalize_reward=True),
     "tag": dict(world="tag-continuous", world_config=dict(taggers=2, runners=3, max_steps=20)),
     "grid": dict(world="tag-grid", algo="a2c", num_envs=4),
     "pandemic": dict(world="pandemic", num_envs=2, world_config=dict(max_steps=20)),
-    "r2d2": dict(world="cartpole", algo="r2d2", buffer_size=512, batch_size=8, learning_starts=64, core_size=8)
-    | dict(burn_in=8, sequence=8),
+    "r2d2": dict(world="cartpole", algo="r2d2", buffer_size=512, batch_size=8, learning_starts=64, rnn_size=8)
+    | dict(burn_in=8, sequence_length=8),
     "host": dict(world="gym:CartPole-v1", world_config=dict(batch="serial")),
 }
 """Settings of the runs that are damaged."""
@@ -82,7 +82,15 @@ COMMANDS: dict[str, list[str]] = {
     "record": ["record", "RUN", "--envs", "1", "--steps", "2", "--out", "OUT/sheet.png", "--device", "cpu"],
     "plot": ["plot", "RUN", "--out", "OUT/curve.png"],
     "resume": ["resume", "RUN", "--total-steps", str(2 * STEPS), "--quiet"],
-    "load": ["train", "WORLD", "--load", "GROUP=RUN", "--run-dir", "OUT/other", *"--num-envs 8 --rollout 8".split()]
+    "load": [
+        "train",
+        "WORLD",
+        "--load",
+        "GROUP=RUN",
+        "--run-dir",
+        "OUT/other",
+        *"--num-envs 8 --rollout-steps 8".split(),
+    ]
     + "--hidden 8 8 --total-steps 64 --eval-episodes 0 --quiet --device cpu".split(),
 }
 """What reads run folders."""

@@ -8,7 +8,7 @@ import torch
 from shoal.core import Box, Discrete, Group, MultiDiscrete
 from shoal.core.registry import KERNEL_WORLDS
 from shoal.core.world_loading import world_class
-from shoal.policy import ActorCritic, mlp_torso
+from shoal.policy import ActorCritic, mlp_encoder
 from shoal.runs.evaluation import evaluate
 from shoal.runs.jobs import make_job
 from shoal.training.build import by_group, make_policies, make_world
@@ -71,7 +71,9 @@ def test_env_of_a_small_and_a_large_batch_walks_alike():
     assert torch.equal(worlds[0].store.episode, worlds[1].store.episode[:8])
 
 
-REPLAY = dict(batch_size=512, buffer_size=2**16, replay_ratio=0.5, learning_starts=1000, double=True, prioritized=True)
+REPLAY = dict(
+    batch_size=512, buffer_size=2**16, replay_ratio=0.5, learning_starts=1000, double_q=True, prioritized=True
+)
 
 
 @pytest.mark.parametrize(
@@ -81,11 +83,11 @@ REPLAY = dict(batch_size=512, buffer_size=2**16, replay_ratio=0.5, learning_star
         ("cartpole", dict(algo="a2c")),
         ("pendulum", dict(algo="ppo", normalize_obs=True, normalize_reward=True, target_kl=0.02)),
         ("cartpole", dict(algo="ppo", action_repeat=2, frame_stack=2, time_limit=20)),
-        ("cartpole", dict(algo="ppo", core="lstm", core_size=32, frame_stack=3, time_limit=20, target_kl=0.02)),
-        ("pendulum", dict(algo="a2c", core="gru", core_size=32, micro_batch_size=1000, normalize_obs=True)),
+        ("cartpole", dict(algo="ppo", rnn="lstm", rnn_size=32, frame_stack=3, time_limit=20, target_kl=0.02)),
+        ("pendulum", dict(algo="a2c", rnn="gru", rnn_size=32, micro_batch_size=1000, normalize_obs=True)),
         ("cartpole", dict(algo="dqn", frame_stack=2, time_limit=20, tau=0.1, **REPLAY)),
         ("cartpole", dict(algo="rainbow", normalize_obs=True, **REPLAY)),
-        ("cartpole", dict(algo="r2d2", burn_in=16, sequence=32, core_size=32, time_limit=20, **REPLAY)),
+        ("cartpole", dict(algo="r2d2", burn_in=16, sequence_length=32, rnn_size=32, time_limit=20, **REPLAY)),
         ("tag-grid", dict(algo="dqn", one_policy=False, quantiles=5, **REPLAY)),
         ("tag-grid", dict(algo="ppo", one_policy=True)),
         ("tag-continuous", dict(algo="a2c", micro_batch_size=5000, obs_dtype="bfloat16")),
@@ -95,8 +97,8 @@ def test_graphs_and_the_plain_path_make_the_same_numbers(world, settings):
     """Six iterations, of which a graph replays four. Without compiling, both launch the very same kernels."""
     weights, rewards = [], []
     for graph in (False, True):
-        common = dict(num_envs=256, rollout=16, total_steps=1e9, device="cuda", compile="off", precision="fp32")
-        trainer = Trainer(make_job(world, graph=graph, **common, **settings))
+        common = dict(num_envs=256, rollout_steps=16, total_steps=1e9, device="cuda", compile="off", precision="fp32")
+        trainer = Trainer(make_job(world, cuda_graphs=graph, **common, **settings))
         for _ in range(6):
             trainer.iterate()
         learner, rollout = next(iter(trainer.learners.values())), next(iter(trainer.collector.rollouts.values()))
@@ -108,13 +110,13 @@ def test_graphs_and_the_plain_path_make_the_same_numbers(world, settings):
 
 @pytest.mark.parametrize(
     ("world", "settings"),
-    [("cartpole", dict(core="gru")), ("tag-grid", dict(frame_stack=2)), ("cartpole", dict(algo="dqn"))],
+    [("cartpole", dict(rnn="gru")), ("tag-grid", dict(frame_stack=2)), ("cartpole", dict(algo="dqn"))],
 )
 @pytest.mark.parametrize("sample", [False, True])
 def test_evaluations_score_the_same_with_and_without_graphs(world, settings, sample):
     scores = []
     for graph in (False, True):
-        job = make_job(world, device="cuda", graph=graph, compile="off", precision="fp32", **settings)
+        job = make_job(world, device="cuda", cuda_graphs=graph, compile="off", precision="fp32", **settings)
         with closing(make_world(job, 1)) as one:
             policies = by_group(job, make_policies(job, one))
         scores.append(evaluate(job, policies, 64, sample=sample).episodes)
@@ -122,7 +124,7 @@ def test_evaluations_score_the_same_with_and_without_graphs(world, settings, sam
 
 
 @pytest.mark.parametrize(
-    ("inputs", "hidden", "activation", "space", "masked", "normalize", "shared"),
+    ("inputs", "hidden", "activation", "space", "masked", "normalize", "shared_encoder"),
     [
         (6, (32, 32), "relu", Discrete(5), False, False, True),
         (71, (256, 256), "relu", MultiDiscrete((21, 21)), False, False, True),
@@ -132,13 +134,15 @@ def test_evaluations_score_the_same_with_and_without_graphs(world, settings, sam
     ],
 )
 @pytest.mark.parametrize("rows", [4001, 2**18 + 3])
-def test_the_fused_policy_acts_as_the_layers_do(inputs, hidden, activation, space, masked, normalize, shared, rows):
+def test_the_fused_policy_acts_as_the_layers_do(
+    inputs, hidden, activation, space, masked, normalize, shared_encoder, rows
+):
     """Same noise, same actions but for roundings of bf16; log-probabilities and values to those roundings."""
     from shoal.policy.fused import FusedActor, fits
 
     torch.manual_seed(0)
     group = Group("a", Box(inputs), space, masked=masked)
-    policy = ActorCritic(group, mlp_torso(hidden, activation), shared, normalize, 0.0).cuda()
+    policy = ActorCritic(group, mlp_encoder(hidden, activation), shared_encoder, normalize, 0.0).cuda()
     assert fits(policy)
     with torch.no_grad():
         for parameter in policy.parameters():
@@ -161,7 +165,7 @@ def test_the_fused_policy_acts_as_the_layers_do(inputs, hidden, activation, spac
         own, _ = policy.head.log_prob_and_entropy(params, action.flatten(0, 1))
     assert (action.flatten(0, 1) == others).float().mean() > 0.98
     torch.testing.assert_close(log_prob.flatten(), own, rtol=0.0, atol=0.1)  # a masked choice would be at -1e9
-    if shared:
+    if shared_encoder:
         torch.testing.assert_close(value.flatten(), expected, rtol=0.0, atol=0.1)
 
 
@@ -178,7 +182,7 @@ def test_resume_on_a_gpu_is_exact(tmp_path):
     import shoal
     from shoal.runs.checkpoint import load_checkpoint
 
-    settings = dict(num_envs=256, rollout=16, device="cuda", quiet=True, eval_episodes=4, anneal="none")
+    settings = dict(num_envs=256, rollout_steps=16, device="cuda", quiet=True, eval_episodes=4, lr_schedule="none")
     one = 256 * 16
     whole = shoal.train("cartpole", total_steps=8 * one, run_dir=tmp_path / "whole", **settings)
     shoal.train("cartpole", total_steps=4 * one, run_dir=tmp_path / "cut", **settings)
@@ -190,9 +194,9 @@ def test_resume_on_a_gpu_is_exact(tmp_path):
 def host_experience(world, schedule, graph, updates=5, cuts=(), **settings):
     host = dict(schedule=schedule, phase=4, workers=2, **settings.pop("world_config", {}))
     sizes = dict(
-        num_envs=8, rollout=8, num_minibatches=2, epochs=1, total_steps=100_000, compile="off", precision="fp32"
+        num_envs=8, rollout_steps=8, num_minibatches=2, epochs=1, total_steps=100_000, compile="off", precision="fp32"
     )
-    trainer = Trainer(make_job(world, device="cuda", graph=graph, world_config=host, **(sizes | settings)))
+    trainer = Trainer(make_job(world, device="cuda", cuda_graphs=graph, world_config=host, **(sizes | settings)))
     if cuts:
         trainer.collector.line = Gong(*cuts)
     made = []
@@ -211,7 +215,7 @@ def host_experience(world, schedule, graph, updates=5, cuts=(), **settings):
         ("ale:pong", {}),
         ("gym:CartPole-v1", dict(world_config=dict(batch="processes"))),
         ("gym:CartPole-v1", dict(world_config=dict(batch="processes"), time_limit=5, frame_stack=3)),
-        ("gym:Pendulum-v1", dict(world_config=dict(batch="processes"), time_limit=5, core="gru", core_size=8)),
+        ("gym:Pendulum-v1", dict(world_config=dict(batch="processes"), time_limit=5, rnn="gru", rnn_size=8)),
     ],
 )
 def test_host_worlds_make_the_same_experience_by_every_schedule_with_and_without_graphs(world, settings):
@@ -224,11 +228,11 @@ def test_host_worlds_make_the_same_experience_by_every_schedule_with_and_without
 
 @pytest.mark.parametrize(
     ("world", "settings"),
-    [("ale:pong", {}), ("gym:Pendulum-v1", dict(world_config=dict(batch="processes"), core="gru", core_size=8))],
+    [("ale:pong", {}), ("gym:Pendulum-v1", dict(world_config=dict(batch="processes"), rnn="gru", rnn_size=8))],
 )
 def test_host_rollouts_that_are_cut_short_are_the_same_with_and_without_graphs(world, settings):
     pytest.importorskip("ale_py")
-    settings = dict(settings, cut_short=0.5, cuts=(2, None, 1), updates=9)
+    settings = dict(settings, sync_frac=0.5, cuts=(2, None, 1), updates=9)
     plain = host_experience(world, "lockstep", False, **settings)
     for schedule in ("lockstep", "alternating"):
         for a, b in zip(plain, host_experience(world, schedule, True, **settings), strict=True):

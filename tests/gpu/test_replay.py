@@ -12,7 +12,7 @@ STEPS, ENVS, AGENTS = 8, 33, 2
 
 
 def make(device: str, dtype: torch.dtype, stack: int) -> Rollout:
-    group = Group("g", Box((3, 5), dtype=dtype), Discrete(3), AGENTS, masked=True, leaves=True, stack=stack)
+    group = Group("g", Box((3, 5), dtype=dtype), Discrete(3), AGENTS, masked=True, can_leave=True, stack=stack)
     return allocate([group], STEPS, ENVS, STEPS, torch.device(device), state_size=4)
 
 

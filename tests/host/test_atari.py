@@ -68,7 +68,7 @@ def test_learners_see_signs_but_statistics_the_points():
     assert set(shown.tolist()) <= {0.0, 1.0}
     stats = world.statistics()
     assert int(stats.episodes.sum()) > 4  # a life is an episode
-    assert world.playing(world.config).life_loss is False
+    assert world.for_evaluation(world.config).life_loss is False
 
 
 def test_an_end_keeps_the_final_frame_and_shows_the_first_of_the_next_game():
@@ -92,13 +92,13 @@ def test_games_start_out_of_phase():
 
 
 def test_a_policy_sees_four_frames_that_are_stored_once():
-    settings = dict(num_envs=4, rollout=8, num_minibatches=2, epochs=1, device="cpu", total_steps=1000)
+    settings = dict(num_envs=4, rollout_steps=8, num_minibatches=2, epochs=1, device="cpu", total_steps=1000)
     trainer = Trainer(make_job("ale:pong", world_config=dict(phase=6, schedule="alternating"), **settings))
     trainer.iterate()
     trainer.collect()
     rollout = trainer.collector.rollouts["agent"]
     assert rollout.observation.shape == (3 + 8 + 1, 4, 1, 1, 84, 84)
-    assert trainer.policies["agent"].group.seen.shape == (4, 84, 84)
+    assert trainer.policies["agent"].group.policy_observation.shape == (4, 84, 84)
     trainer.world.close()
 
 

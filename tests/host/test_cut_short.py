@@ -40,7 +40,7 @@ class Gong:
 
 def trainer(gong=None, schedule="lockstep", name="Walk", kwargs=None, batch="serial", **settings) -> Trainer:
     host = dict(batch=batch, workers=2, schedule=schedule, phase=5, env_kwargs=kwargs or {})
-    default = dict(num_envs=ENVS, rollout=STEPS, total_steps=10_000, num_minibatches=1, epochs=1, device="cpu")
+    default = dict(num_envs=ENVS, rollout_steps=STEPS, total_steps=10_000, num_minibatches=1, epochs=1, device="cpu")
     if settings.get("algo", "ppo") != "ppo":
         del default["num_minibatches"], default["epochs"]
     default["cut_short"] = 0.5
@@ -70,7 +70,7 @@ KINDS = {
     "plain": dict(kwargs={"longest": 40}),
     "truncated": dict(kwargs={"truncate": True, "longest": 8}, time_limit=7),
     "stacked": dict(kwargs={"truncate": True}, frame_stack=3, time_limit=12, normalize_obs=True),
-    "recurrent": dict(core="lstm", core_size=8, kwargs={"truncate": True}),
+    "recurrent": dict(rnn="lstm", rnn_size=8, kwargs={"truncate": True}),
     "groups": dict(name="Hunt"),
     "nobody leaves": dict(kwargs={"longest": 40}),
 }
@@ -93,7 +93,7 @@ def test_a_cut_rollout_is_the_beginning_of_a_whole_one(schedule, kind, monkeypat
         for envs, k in made:
             assert k == LEAST + 3 or (schedule == "first-come" and LEAST <= k < STEPS)
             if k not in short:
-                short[k] = trainer(Gong(None), "lockstep", **KINDS[kind] | dict(rollout=k))
+                short[k] = trainer(Gong(None), "lockstep", **KINDS[kind] | dict(rollout_steps=k))
                 short[k].collect()
             for name, a in cut.collector.rollouts.items():
                 b, c = whole.collector.rollouts[name], short[k].collector.rollouts[name]
@@ -229,7 +229,7 @@ def test_a_replay_bootstraps_where_rollouts_were_cut(schedule, name, prioritized
 def test_memory_of_rollouts_that_may_be_cut_is_told():
     found = []
     for share in (0.0, 0.5):
-        made = trainer(name="gym:Strider-v0", cut_short=share)
+        made = trainer(name="gym:Strider-v0", sync_frac=share)
         with closing(made):
             held = made.collector.nbytes + sum(learner.nbytes for learner in made.learners.values())
             found.append((estimate(made.job).rollout, held // ENVS))
@@ -262,10 +262,10 @@ def test_the_line_is_passed_when_enough_have_crossed_it(kind, tmp_path):
 @pytest.mark.parametrize(
     ("world", "settings", "told"),
     [
-        ("cartpole", dict(cut_short=0.6), "for envs on the host"),
-        ("gym:CartPole-v1", dict(cut_short=1.0), "below 1"),
-        ("gym:CartPole-v1", dict(cut_short=0.6, asynchronous=True), "--asynchronous"),
-        ("gym:CartPole-v1", dict(cut_short=0.6, algo="r2d2"), "sequences"),
+        ("cartpole", dict(sync_frac=0.6), "for envs on the host"),
+        ("gym:CartPole-v1", dict(sync_frac=1.0), "below 1"),
+        ("gym:CartPole-v1", dict(sync_frac=0.6, asynchronous=True), "--asynchronous"),
+        ("gym:CartPole-v1", dict(sync_frac=0.6, algo="r2d2"), "sequences"),
     ],
 )
 def test_where_nothing_can_be_cut_it_is_refused(world, settings, told):
@@ -275,7 +275,7 @@ def test_where_nothing_can_be_cut_it_is_refused(world, settings, told):
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_short_rollout_of_a_long_stack_has_no_room_for_a_cut(schedule):
-    found = trainer(Gong(1), schedule, frame_stack=8, rollout=8)
+    found = trainer(Gong(1), schedule, frame_stack=8, rollout_steps=8)
     with closing(found):
         found.collect()
         assert {k for _, k in ends(found)} == {8}

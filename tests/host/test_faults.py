@@ -26,7 +26,7 @@ def trainer(marker, hang=False, schedule="lockstep", name="Trouble", **settings)
         batch="processes", workers=2, schedule=schedule, phase=0, patience=3.0 if hang else 60.0, env_kwargs=kwargs
     )
     host.update(settings)
-    sizes = dict(num_envs=8, rollout=12, total_steps=10_000, num_minibatches=2, epochs=1, device="cpu")
+    sizes = dict(num_envs=8, rollout_steps=12, total_steps=10_000, num_minibatches=2, epochs=1, device="cpu")
     return Trainer(make_job(f"{HERE}:{name}", world_config=host, **sizes))
 
 
@@ -147,7 +147,18 @@ def test_an_env_that_fails_with_every_seed_while_schedules_are_measured_ends_the
 def test_a_close_that_raises_or_hangs_is_a_warning(hang, tmp_path, monkeypatch, capfd):
     monkeypatch.setattr("shoal.host.envs.CLOSE_SECONDS", 0.05)
     kwargs = json.dumps(dict(hang=hang))
-    sizes = ["--num-envs", "4", "--rollout", "8", "--num-minibatches", "2", "--total-steps", "64", "--device", "cpu"]
+    sizes = [
+        "--num-envs",
+        "4",
+        "--rollout-steps",
+        "8",
+        "--num-minibatches",
+        "2",
+        "--total-steps",
+        "64",
+        "--device",
+        "cpu",
+    ]
     words = ["train", f"{HERE}:Closing", "--env-kwargs", kwargs, "--batch", "serial", *sizes]
     with pytest.warns(UserWarning, match="Closing.close failed") as told:
         assert main([*words, "--eval-episodes", "0", "--quiet", "--run-dir", str(tmp_path / "run")]) == 0

@@ -16,7 +16,14 @@ from shoal.view.video import record
 
 HERE = Path(__file__).parent / "envs.py"
 SHORT = dict(
-    num_envs=8, rollout=16, num_minibatches=2, epochs=1, total_steps=512, eval_episodes=4, device="cpu", quiet=True
+    num_envs=8,
+    rollout_steps=16,
+    num_minibatches=2,
+    epochs=1,
+    total_steps=512,
+    eval_episodes=4,
+    device="cpu",
+    quiet=True,
 )
 
 
@@ -100,7 +107,7 @@ def test_memory_is_told_without_starting_a_process():
     [
         (["train", "gym:CartPole-v7"], "CartPole"),
         (["train", "gym:CartPole-v1", "--env-kwargs", "oops"], "JSON"),
-        (["train", "gym:CartPole-v1", "--policy", "nature", "--eval-episodes", "0"], "image"),
+        (["train", "gym:CartPole-v1", "--encoder", "nature", "--eval-episodes", "0"], "image"),
         (["train", "gym:CartPole-v1", "--num-envs", "auto"], "--num-envs auto"),
         (["train", f"{HERE}:Nothing"], "Nothing"),
         (["train", f"{HERE}:Broken"], "no such luck"),

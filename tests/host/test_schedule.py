@@ -17,7 +17,9 @@ def trainer(name="Walk", kwargs=None, **settings):
     host["schedule"] = settings.pop("schedule", "lockstep")
     host["turns"] = settings.pop("turns", 2)
     host["env_kwargs"] = kwargs or {}
-    settings = dict(num_envs=6, rollout=20, total_steps=10_000, num_minibatches=2, epochs=1, device="cpu") | settings
+    settings = (
+        dict(num_envs=6, rollout_steps=20, total_steps=10_000, num_minibatches=2, epochs=1, device="cpu") | settings
+    )
     return Trainer(make_job(f"{HERE}:{name}", world_config=host, **settings))
 
 
@@ -41,7 +43,7 @@ def experience(schedule, updates=3, **settings):
         dict(kwargs={"truncate": True}, time_limit=11),
         dict(kwargs={"truncate": True}, frame_stack=3, time_limit=12),
         dict(name="Hunt"),
-        dict(core="lstm", core_size=8, kwargs={"truncate": True}),
+        dict(rnn="lstm", rnn_size=8, kwargs={"truncate": True}),
     ],
     ids=["truncated", "stacked", "groups", "recurrent"],
 )
@@ -56,7 +58,7 @@ def test_all_schedules_make_the_same_experience(schedule, settings):
         dict(time_limit=11),
         dict(frame_stack=3, time_limit=12),
         dict(frame_stack=2, obs_dtype="bfloat16"),
-        dict(core="lstm", core_size=8),
+        dict(rnn="lstm", rnn_size=8),
         dict(name="Push"),
         dict(num_envs=8, workers=3),
         dict(num_envs=8, workers=7),
@@ -91,10 +93,12 @@ def test_there_can_be_a_worker_for_every_env(schedule):
 
 def test_nothing_is_remembered_over_a_step_that_is_sat_out():
     """Gymnasium's batch of cart-poles shows the last observation once more before a new episode begins."""
-    settings = dict(num_envs=8, rollout=64, num_minibatches=2, epochs=1, total_steps=4096, device="cpu", compile="off")
+    settings = dict(
+        num_envs=8, rollout_steps=64, num_minibatches=2, epochs=1, total_steps=4096, device="cpu", compile="off"
+    )
     world = dict(batch="native", phase=0)
     stacked_up = Trainer(make_job("gym:CartPole-v1", frame_stack=3, world_config=world, **settings))
-    core = Trainer(make_job("gym:CartPole-v1", core="gru", core_size=8, world_config=world, **settings))
+    core = Trainer(make_job("gym:CartPole-v1", rnn="gru", rnn_size=8, world_config=world, **settings))
     with closing(stacked_up.world), closing(core.world):
         stacked_up.collect()
         rollout = stacked_up.collector.rollouts["agent"]
@@ -108,7 +112,9 @@ def test_nothing_is_remembered_over_a_step_that_is_sat_out():
         assert rollout.terminated[sat].all()
         # A learner goes through the rows as the policy did: the probabilities are those it acted by.
         policy, ended = core.policies["agent"], rollout.terminated | rollout.truncated
-        parameters, _ = policy.sequence(rollout.observation[:-1].flatten(0, 2), rollout.state[0].flatten(0, 1), ended)
+        parameters, _ = policy.sequence(
+            rollout.observation[:-1].flatten(0, 2), rollout.rnn_state[0].flatten(0, 1), ended
+        )
         found, _ = policy.head.log_prob_and_entropy(parameters, rollout.action.flatten(0, 2))
         alive = ~sat.flatten()
         torch.testing.assert_close(found[alive], rollout.log_prob.flatten()[alive], atol=1e-5, rtol=0)
@@ -153,7 +159,7 @@ def test_an_env_that_is_cut_off_more_often_than_its_limit_allows_is_named():
     from tests.host.envs import Walk
 
     gymnasium.register("Walk-v0", Walk, max_episode_steps=30)
-    settings = dict(num_envs=4, rollout=20, device="cpu", num_minibatches=2)
+    settings = dict(num_envs=4, rollout_steps=20, device="cpu", num_minibatches=2)
     host = dict(batch="serial", env_kwargs={"truncate": True, "longest": 3}, phase=0)
     with pytest.raises(ShoalError, match="--own-truncation"):
         Trainer(make_job("gym:Walk-v0", world_config=host, **settings)).collect()

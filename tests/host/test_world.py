@@ -145,7 +145,7 @@ def test_envs_start_out_of_phase_the_same_way_every_time():
         world.close()
     assert torch.equal(*shown)
     assert len(shown[0][:, 0, 1].unique()) > 3
-    assert int(world_class("gym:CartPole-v1").playing(world.config).phase) == 0
+    assert int(world_class("gym:CartPole-v1").for_evaluation(world.config).phase) == 0
 
 
 @pytest.mark.parametrize("batch", ["native", "processes"])

@@ -11,7 +11,7 @@ from torch import distributions
 from shoal.algos.continuous_q import ContinuousQ, DDPGConfig, SACConfig, TD3Config
 from shoal.algos.registry import check_group
 from shoal.core import Box, Discrete, Group, ShoalError
-from shoal.policy import ContinuousQPolicy, choose_torso, mlp_torso
+from shoal.policy import ContinuousQPolicy, choose_encoder, mlp_encoder
 from shoal.policy.continuous_q import SquashedHead
 from tests.helpers import random_rollout
 
@@ -19,7 +19,7 @@ STEPS, ENVS, AGENTS, BATCH = 4, 8, 2, 64
 GROUPS = {
     "one number": Group("g", Box(3), Box(1, -2.0, 2.0), AGENTS),
     "a table of numbers": Group("g", Box(3), Box((2, 2), -1.0, 3.0), AGENTS),
-    "those who leave": Group("g", Box(3), Box(2, -1.0, 1.0), AGENTS, leaves=True),
+    "those who leave": Group("g", Box(3), Box(2, -1.0, 1.0), AGENTS, can_leave=True),
 }
 KINDS = {"ddpg": DDPGConfig, "td3": TD3Config, "sac": SACConfig}
 
@@ -28,16 +28,16 @@ def make(kind="sac", group=GROUPS["one number"], rows=40, **settings) -> Continu
     """A learner with a replay full of random experience."""
     config = KINDS[kind](**dict(batch_size=BATCH, buffer_size=rows * ENVS * AGENTS, lr=1e-2, **settings))
     torch.manual_seed(0)
-    policy = ContinuousQPolicy(group, mlp_torso((16,), "tanh"), False, **config.head())
+    policy = ContinuousQPolicy(group, mlp_encoder((16,), "tanh"), False, **config.head())
     with torch.no_grad():
         for p in policy.parameters():
             p.add_(0.3 * torch.randn_like(p))
-    rollout = random_rollout(STEPS, ENVS, AGENTS, group.leaves, 0, group=group)
+    rollout = random_rollout(STEPS, ENVS, AGENTS, group.can_leave, 0, group=group)
     rollout.epsilon = torch.zeros(ENVS, AGENTS)
     learner = ContinuousQ(policy, rollout, config, seed=5)
     for turn in range(rows // STEPS):
         torch.manual_seed(turn)
-        for name, tensor in vars(random_rollout(STEPS, ENVS, AGENTS, group.leaves, turn, group=group)).items():
+        for name, tensor in vars(random_rollout(STEPS, ENVS, AGENTS, group.can_leave, turn, group=group)).items():
             if isinstance(tensor, torch.Tensor):
                 getattr(rollout, name).copy_(tensor)
         rollout.observation.normal_()
@@ -80,10 +80,10 @@ def test_a_share_of_the_actions_is_anything(stochastic):
 
 def test_images_meet_actions_in_a_layer_of_their_own():
     group = Group("g", Box((1, 40, 40)), Box(2, -1.0, 1.0))
-    policy = ContinuousQPolicy(group, choose_torso("nature", group, (8,), "relu"), False, **SACConfig().head())
+    policy = ContinuousQPolicy(group, choose_encoder("nature", group, (8,), "relu"), False, **SACConfig().head())
     seen = torch.randn(5, 1, 40, 40)
-    assert policy.worth(seen, torch.zeros(5, 2)).shape == (2, 5)
-    apart = policy.worth(seen, torch.ones(5, 2)) - policy.worth(seen, -torch.ones(5, 2))
+    assert policy.q_values(seen, torch.zeros(5, 2)).shape == (2, 5)
+    apart = policy.q_values(seen, torch.ones(5, 2)) - policy.q_values(seen, -torch.ones(5, 2))
     assert bool((apart != 0).all())
     assert policy.activations() > 0
 
@@ -122,12 +122,14 @@ class Twin:
                 action, log_prob = self.drawn(self.policy, sample.later, normal)
                 bonus = -torch.exp(self.policy.head.log_temperature) * log_prob
             else:
-                noise = (c.target_noise * normal).clamp(-c.target_clip, c.target_clip)
+                noise = (c.target_policy_noise * normal).clamp(-c.target_noise_clip, c.target_noise_clip)
                 action = (torch.tanh(self.target.distribution(sample.later)) + noise).clamp(-1, 1)
-            ahead = self.target.worth(sample.later, action)
+            ahead = self.target.q_values(sample.later, action)
             lowest = torch.minimum(ahead[0], ahead[-1])
             aim = sample.reward + sample.discount * (lowest + bonus)
-        self.descend(0, sum((sample.weight * (q - aim) ** 2 / 2).mean() for q in self.policy.worth(*seen_of(sample))))
+        self.descend(
+            0, sum((sample.weight * (q - aim) ** 2 / 2).mean() for q in self.policy.q_values(*seen_of(sample)))
+        )
 
     def actor(self, sample, normal):
         counts = (sample.weight > 0).float()
@@ -144,7 +146,7 @@ class Twin:
                 own.lerp_(other, self.c.tau)
 
     def lowest(self, sample, action):
-        return self.policy.worth(sample.seen, action).min(dim=0).values
+        return self.policy.q_values(sample.seen, action).min(dim=0).values
 
 
 def seen_of(sample):
@@ -215,7 +217,7 @@ def test_updates_are_due_exactly(kind):
     learner = make(kind, replay_ratio=7.3, learning_starts=333)
     each, total, drawn = learner.rollout.samples, 0, BATCH * learner.config.policy_delay
     for turn in range(1, 300):
-        total += learner.due(turn * each)
+        total += learner.updates_due(turn * each)
         since = max(0, turn * each - learner.start)
         assert total == Fraction("7.3") * since // drawn
         assert bool((learner.rollout.epsilon == (1.0 if turn * each < learner.start else 0.0)).all())
@@ -227,7 +229,7 @@ def test_updates_are_due_exactly(kind):
         (dict(critics=0), "--critics must be at least 1"),
         (dict(tau=0.0), "--tau must be above 0"),
         (dict(temperature=0.0), "--temperature must be above 0"),
-        (dict(exploration=-1.0), "--exploration must be at least 0"),
+        (dict(exploration_noise=-1.0), "--exploration-noise must be at least 0"),
     ],
 )
 def test_bad_settings_are_refused(settings, words):

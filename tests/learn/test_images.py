@@ -11,7 +11,7 @@ from shoal.algos.a2c import A2C, A2CConfig
 from shoal.algos.ppo import PPO, PPOConfig
 from shoal.core import Box, Discrete, Field, Group, KernelWorld, Random
 from shoal.core.random import integer
-from shoal.policy import ActorCritic, choose_torso, core_maker
+from shoal.policy import ActorCritic, choose_encoder, rnn_maker
 from shoal.runs.checkpoint import load_checkpoint
 from shoal.runs.evaluation import evaluate
 from shoal.runs.jobs import make_job, parse_job
@@ -87,8 +87,8 @@ def collected(layers: int, kind: str = "lstm", envs: int = 8) -> tuple[ActorCrit
     world = Walls(envs, "cpu")
     group = world.groups[0]
     torch.manual_seed(0)
-    core = core_maker(kind, 8, layers)
-    policy = ActorCritic(group, choose_torso("se-resnet9-small", group, (8,), "tanh"), True, False, 0.0, core)
+    core = rnn_maker(kind, 8, layers)
+    policy = ActorCritic(group, choose_encoder("se-resnet9-small", group, (8,), "tanh"), True, False, 0.0, core)
     made = Collector(world, {"eye": policy}, 6, 0)
     made.start(0)
     made.collect()
@@ -110,7 +110,7 @@ def test_one_pass_and_four_make_the_same_update(kind, optimizer, layers):
         learner.set_progress(0.0)
         start = learner.optimizer.flat.clone()
         learner.update()
-        moments = policy.policy_torso.pictures["1"].moments
+        moments = policy.policy_encoder.pictures["1"].moments
         assert float(moments.count) == 48 * 256
         results.append((learner.optimizer.flat - start, learner.optimizer.first, moments.mean, moments.var))
     assert results[0][0].abs().max() > 1e-4
@@ -127,13 +127,13 @@ PAPER = dict(
     lr=5e-4,
     lr_scale="sqrt",
     lr_warmup=0.01,
-    anneal="cosine",
+    lr_schedule="cosine",
     lr_final=0.01,
     epochs=1,
     num_minibatches=2,
-    clip=0.2,
+    clip_range=0.2,
     vf_coef=0.5,
-    entropy=0.01,
+    ent_coef=0.01,
     gamma=0.99,
     gae_lambda=0.95,
     normalize_advantage=False,
@@ -142,23 +142,23 @@ PAPER = dict(
 
 
 def test_the_settings_of_large_batches_are_flags():
-    flags = """--policy se-resnet9 --core lstm --core-size 512 --core-layers 2 --rollout 32 --num-envs 64
-        --optimizer lamb --weight-decay 0.01 --lr 5e-4 --lr-scale sqrt --lr-batch 256 --lr-warmup 0.01 --anneal cosine
-        --lr-final 0.01 --epochs 1 --num-minibatches 2 --clip 0.2 --vf-coef 0.5 --entropy 0.01 --gamma 0.99
+    flags = """--encoder se-resnet9 --rnn lstm --rnn-size 512 --rnn-layers 2 --rollout-steps 32 --num-envs 64
+        --optimizer lamb --weight-decay 0.01 --lr 5e-4 --lr-scale sqrt --lr-batch 256 --lr-warmup 0.01 --lr-schedule cosine
+        --lr-final 0.01 --epochs 1 --num-minibatches 2 --clip-range 0.2 --vf-coef 0.5 --ent-coef 0.01 --gamma 0.99
         --gae-lambda 0.95 --no-normalize-advantage --max-grad-norm 1.0 --device cpu"""
     job = parse_job(WALLS, flags.split())
     learn = job.learn
     for name, value in PAPER.items():
         assert getattr(learn, name) == value
-    assert (learn.clip_value, learn.decay, learn.adam_eps) == (None, 0.01, 1e-5)
+    assert (learn.clip_range_vf, learn.decay, learn.adam_eps) == (None, 0.01, 1e-5)
     assert learn.peak_lr(learn.batch(64 * 32)) == pytest.approx(5e-4 * 2.0)
-    assert (job.train.core_layers, job.train.rollout) == (2, 32)
+    assert (job.train.rnn_layers, job.train.rollout_steps) == (2, 32)
 
 
 @pytest.mark.parametrize(("optimizer", "lr"), [("adam", 2e-3), pytest.param("lamb", 3e-2, marks=pytest.mark.slow)])
 def test_it_learns_to_see(optimizer, lr):
-    settings = dict(PAPER, optimizer=optimizer, lr=lr, lr_scale="none", epochs=2, policy="se-resnet9-small")
-    job = make_job(WALLS, num_envs=32, rollout=8, total_steps=30 * 256, device="cpu", **settings)
+    settings = dict(PAPER, optimizer=optimizer, lr=lr, lr_scale="none", epochs=2, encoder="se-resnet9-small")
+    job = make_job(WALLS, num_envs=32, rollout_steps=8, total_steps=30 * 256, device="cpu", **settings)
     assert "envs x 1 agent(s)" in str(estimate(job, 2**30))
     trainer = Trainer(job)
     while not trainer.done:
@@ -170,12 +170,14 @@ def test_it_learns_to_see(optimizer, lr):
 @pytest.mark.parametrize("algo", ["ppo", "a2c"])
 def test_a_resumed_run_sees_the_same(tmp_path, algo):
     """Lamb's state and the moments of colors are saved: a run that was interrupted ends with the same numbers."""
-    small = dict(num_envs=8, rollout=6, eval_episodes=2, quiet=True, device="cpu", log_every=0.0, anneal="none")
-    small.update(algo=algo, policy="se-resnet9-small", core="lstm", core_size=8, core_layers=2, optimizer="lamb")
+    small = dict(
+        num_envs=8, rollout_steps=6, eval_episodes=2, quiet=True, device="cpu", log_every=0.0, lr_schedule="none"
+    )
+    small.update(algo=algo, encoder="se-resnet9-small", rnn="lstm", rnn_size=8, rnn_layers=2, optimizer="lamb")
     whole = shoal.train(WALLS, total_steps=4 * 48, run_dir=tmp_path / "whole", **small)
     shoal.train(WALLS, total_steps=2 * 48, run_dir=tmp_path / "cut", **small)
     resumed = shoal.resume(tmp_path / "cut", total_steps=4 * 48)
     one, other = (load_checkpoint(run.folder.pick("last"), "cpu").state for run in (whole, resumed))
     assert one.keys() == other.keys()
     assert [name for name in one if not torch.equal(one[name], other[name])] == []
-    assert float(one["policy.eye.policy_torso.pictures.1.moments.count"]) == 4 * 48 * 256
+    assert float(one["policy.eye.policy_encoder.pictures.1.moments.count"]) == 4 * 48 * 256

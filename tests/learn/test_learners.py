@@ -13,7 +13,7 @@ from shoal.algos.ppo import PPO, PPOConfig
 from shoal.core import Box, Discrete, Group, MultiDiscrete, ShoalError
 from shoal.learn.rollout import Rollout
 from shoal.learn.shuffle import order_plan
-from shoal.policy import ActorCritic, mlp_torso
+from shoal.policy import ActorCritic, mlp_encoder
 from tests.helpers import advantage_twin, random_rollout
 
 STEPS, ENVS, AGENTS = 6, 4, 2
@@ -21,15 +21,15 @@ SAMPLES = STEPS * ENVS * AGENTS
 PLAIN = Group("g", observation=Box(3), action=Discrete(4), agents=AGENTS)
 GROUPS = {
     "choices": PLAIN,
-    "masked choices that leave": Group("g", Box(3), Discrete(4), AGENTS, masked=True, leaves=True),
+    "masked choices that leave": Group("g", Box(3), Discrete(4), AGENTS, masked=True, can_leave=True),
     "several choices": Group("g", Box(3), MultiDiscrete((2, 3)), AGENTS),
-    "numbers": Group("g", Box(3), Box(2, -1.0, 1.0), AGENTS, leaves=True),
+    "numbers": Group("g", Box(3), Box(2, -1.0, 1.0), AGENTS, can_leave=True),
 }
 
 
-def make_policy(group: Group, normalize=False, shared=True) -> ActorCritic:
+def make_policy(group: Group, normalize=False, shared_encoder=True) -> ActorCritic:
     torch.manual_seed(0)
-    policy = ActorCritic(group, mlp_torso((16,), "tanh"), shared, normalize, -0.3)
+    policy = ActorCritic(group, mlp_encoder((16,), "tanh"), shared_encoder, normalize, -0.3)
     with torch.no_grad():
         for p in policy.head.parameters():
             p.add_(0.3 * torch.randn_like(p))
@@ -40,7 +40,7 @@ def make_rollout(policy: ActorCritic, seed=0, off_policy=0.3) -> Rollout:
     """Random experience; the behavior's log-probabilities are `off_policy` away from the policy's."""
     group = policy.group
     torch.manual_seed(seed)
-    rollout = random_rollout(STEPS, ENVS, AGENTS, group.leaves, seed, group=group)
+    rollout = random_rollout(STEPS, ENVS, AGENTS, group.can_leave, seed, group=group)
     rollout.observation.normal_()
     rollout.final_observation.normal_()
     if group.masked:
@@ -95,14 +95,14 @@ def twin_update(policy: ActorCritic, rollout: Rollout, c, picks: list[torch.Tens
         v, r = policy.value(observation[pick]), target[pick]
         if isinstance(c, PPOConfig):
             ratio = torch.exp(log_prob - old_log_prob[pick])
-            policy_loss = -torch.min(ratio * a, ratio.clamp(1 - c.clip, 1 + c.clip) * a).mean()
+            policy_loss = -torch.min(ratio * a, ratio.clamp(1 - c.clip_range, 1 + c.clip_range) * a).mean()
         else:
             policy_loss = -(log_prob * a).mean()
         errors = (v - r) ** 2
-        if getattr(c, "clip_value", None) is not None:
-            near = torch.clamp(v, old_value[pick] - c.clip_value, old_value[pick] + c.clip_value)
+        if getattr(c, "clip_range_vf", None) is not None:
+            near = torch.clamp(v, old_value[pick] - c.clip_range_vf, old_value[pick] + c.clip_range_vf)
             errors = torch.max(errors, (near - r) ** 2)
-        loss = policy_loss + c.vf_coef * 0.5 * errors.mean() - c.entropy * entropy.mean()
+        loss = policy_loss + c.vf_coef * 0.5 * errors.mean() - c.ent_coef * entropy.mean()
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(policy.parameters(), c.max_grad_norm)
@@ -133,13 +133,19 @@ ALL = torch.arange(SAMPLES)
 @pytest.mark.parametrize(
     ("kind", "config"),
     [
-        (A2C, A2CConfig(lr=0.01, entropy=0.02)),
+        (A2C, A2CConfig(lr=0.01, ent_coef=0.02)),
         (A2C, A2CConfig(lr=0.01, max_grad_norm=1e6, normalize_advantage=False, vf_coef=1.3)),
         (PPO, PPOConfig(lr=0.01, epochs=1, num_minibatches=1)),
         (
             PPO,
             PPOConfig(
-                lr=0.01, epochs=1, num_minibatches=1, clip_value=0.1, entropy=0.05, max_grad_norm=0.1, gae_lambda=0.5
+                lr=0.01,
+                epochs=1,
+                num_minibatches=1,
+                clip_range_vf=0.1,
+                ent_coef=0.05,
+                max_grad_norm=0.1,
+                gae_lambda=0.5,
             ),
         ),
     ],
@@ -161,16 +167,16 @@ def test_the_entropy_bonus_falls_with_the_run():
     """After three quarters of a run that ends with a fifth of it, 1 - 0.75 x 0.8 = 0.4 of it is left."""
     policy = make_policy(PLAIN)
     rollout, twin = make_rollout(policy), copy.deepcopy(policy)
-    config = PPOConfig(lr=0.01, anneal="none", epochs=1, num_minibatches=1, entropy=0.5, ent_coef_final=0.2)
+    config = PPOConfig(lr=0.01, lr_schedule="none", epochs=1, num_minibatches=1, ent_coef=0.5, ent_coef_final=0.2)
     made = PPO(policy, rollout, config)
     made.set_progress(0.75)
     made.update()
-    twin_update(twin, rollout, dataclasses.replace(config, entropy=0.2), [ALL])
+    twin_update(twin, rollout, dataclasses.replace(config, ent_coef=0.2), [ALL])
     assert_same_policy(policy, twin)
 
 
 def test_separate_torsos_equal_the_plain_version():
-    policy = make_policy(PLAIN, shared=False)
+    policy = make_policy(PLAIN, shared_encoder=False)
     rollout, twin = make_rollout(policy), copy.deepcopy(policy)
     config = PPOConfig(lr=0.01, epochs=1, num_minibatches=1)
     learner(PPO, policy, rollout, config).update()
@@ -350,9 +356,9 @@ def test_minibatches_that_do_not_divide_are_refused(num_minibatches):
         (dict(lr_final=-0.1), "--lr-final.*-0.1"),
         (dict(weight_decay=-1.0), "--weight-decay.*-1.0"),
         (dict(optimizer="gae_lambda"), "--optimizer.*gae_lambda"),
-        (dict(anneal="cosin"), "--anneal.*cosin"),
+        (dict(lr_schedule="cosin"), "--lr-schedule.*cosin"),
         (dict(num_minibatches=0), "--num-minibatches.*0"),
-        (dict(clip=0.0), "--clip.*0.0"),
+        (dict(clip_range=0.0), "--clip-range.*0.0"),
     ],
 )
 def test_bad_settings_are_named(settings, says):
@@ -398,7 +404,7 @@ def test_learning_rate_falls_to_zero_if_asked():
     policy = make_policy(PLAIN)
     rollout = make_rollout(policy)
     for anneal, expected in [("linear", [0.1, 0.075, 0.0]), ("none", [0.1, 0.1, 0.1])]:
-        made = A2C(policy, rollout, A2CConfig(lr=0.1, anneal=anneal))
+        made = A2C(policy, rollout, A2CConfig(lr=0.1, lr_schedule=anneal))
         found = []
         for done in (0.0, 0.25, 1.0):
             made.set_progress(done)
@@ -406,17 +412,17 @@ def test_learning_rate_falls_to_zero_if_asked():
         assert found == pytest.approx(expected)
 
 
-SQRT = dict(lr=5e-4, lr_scale="sqrt", lr_warmup=0.01, anneal="cosine", lr_final=0.01)
+SQRT = dict(lr=5e-4, lr_scale="sqrt", lr_warmup=0.01, lr_schedule="cosine", lr_final=0.01)
 
 
 @pytest.mark.parametrize(
     ("settings", "shares"),
     [
         (SQRT, {0.0: 0.0, 0.004: 0.4, 0.01: 1.0, 0.505: 0.505, 1.0: 0.01, 1.1: 0.01}),
-        (dict(anneal="cosine"), {0.0: 1.0, 1 / 3: 0.75, 0.5: 0.5, 2 / 3: 0.25, 1.0: 0.0}),
-        (dict(anneal="linear", lr_final=0.5), {0.0: 1.0, 0.5: 0.75, 1.0: 0.5}),
-        (dict(anneal="linear", lr_warmup=0.5), {0.25: 0.5, 0.5: 1.0, 0.75: 0.5, 1.0: 0.0}),
-        (dict(anneal="none", lr_warmup=0.1, lr_final=0.3), {0.05: 0.5, 0.1: 1.0, 1.0: 1.0}),
+        (dict(lr_schedule="cosine"), {0.0: 1.0, 1 / 3: 0.75, 0.5: 0.5, 2 / 3: 0.25, 1.0: 0.0}),
+        (dict(lr_schedule="linear", lr_final=0.5), {0.0: 1.0, 0.5: 0.75, 1.0: 0.5}),
+        (dict(lr_schedule="linear", lr_warmup=0.5), {0.25: 0.5, 0.5: 1.0, 0.75: 0.5, 1.0: 0.0}),
+        (dict(lr_schedule="none", lr_warmup=0.1, lr_final=0.3), {0.05: 0.5, 0.1: 1.0, 1.0: 1.0}),
     ],
 )
 def test_how_learning_rates_rise_and_fall(settings, shares):
@@ -441,10 +447,10 @@ def test_learning_rates_grow_with_the_mini_batch():
 def test_what_is_said_of_the_steps():
     policy = make_policy(PLAIN)
     rollout = make_rollout(policy)
-    plain = PPO(policy, rollout, PPOConfig(num_minibatches=2)).remark()
+    plain = PPO(policy, rollout, PPOConfig(num_minibatches=2)).describe()
     assert plain == "Adam, mini-batches of 24 samples, learning rate 0.0003, falling linearly to 0"
     config = PPOConfig(**SQRT, lr_batch=6, num_minibatches=2, optimizer="lamb", micro_batch_size=8)
-    assert PPO(policy, rollout, config).remark() == (
+    assert PPO(policy, rollout, config).describe() == (
         "Lamb, weight decay 0.01, mini-batches of 24 samples in 3 passes, learning rate "
         "0.0005 x sqrt(24 / 6) = 0.001, rising over 1 % of the run, falling as a cosine to 1 % of it"
     )

@@ -13,14 +13,14 @@ from shoal.algos.dqn import QConfig, QLearner, RainbowConfig
 from shoal.core import Box, Discrete, Group, MultiDiscrete, ShoalError
 from shoal.learn import losses
 from shoal.learn.rollout import Rollout
-from shoal.policy import QPolicy, mlp_torso
+from shoal.policy import QPolicy, mlp_encoder
 from tests.helpers import random_rollout
 
 STEPS, ENVS, AGENTS = 4, 8, 2
 BATCH = 64
 GROUPS = {
     "choices": Group("g", Box(3), Discrete(4), AGENTS),
-    "masked choices that leave": Group("g", Box(3), Discrete(4), AGENTS, masked=True, leaves=True),
+    "masked choices that leave": Group("g", Box(3), Discrete(4), AGENTS, masked=True, can_leave=True),
     "several choices": Group("g", Box(3), MultiDiscrete((2, 3)), AGENTS),
 }
 
@@ -30,7 +30,7 @@ def make(group=GROUPS["choices"], rows=40, seed=0, **settings) -> QLearner:
     settings = dict(batch_size=BATCH, buffer_size=rows * ENVS * AGENTS, lr=1e-2, **settings)
     config = QConfig(**settings)
     torch.manual_seed(0)
-    policy = QPolicy(group, mlp_torso((16,), "tanh"), False, **config.head())
+    policy = QPolicy(group, mlp_encoder((16,), "tanh"), False, **config.head())
     with torch.no_grad():
         for p in policy.parameters():
             p.add_(0.3 * torch.randn_like(p))
@@ -42,14 +42,14 @@ def make(group=GROUPS["choices"], rows=40, seed=0, **settings) -> QLearner:
 
 
 def memory(group: Group) -> Rollout:
-    rollout = random_rollout(STEPS, ENVS, AGENTS, group.leaves, 0, group=group)
+    rollout = random_rollout(STEPS, ENVS, AGENTS, group.can_leave, 0, group=group)
     rollout.epsilon = torch.zeros(ENVS, AGENTS)
     return rollout
 
 
 def fill(rollout: Rollout, group: Group, seed: int) -> None:
     torch.manual_seed(seed)
-    for name, tensor in vars(random_rollout(STEPS, ENVS, AGENTS, group.leaves, seed, group=group)).items():
+    for name, tensor in vars(random_rollout(STEPS, ENVS, AGENTS, group.can_leave, seed, group=group)).items():
         if isinstance(tensor, torch.Tensor):
             getattr(rollout, name).copy_(tensor)
     rollout.observation.normal_()
@@ -137,7 +137,7 @@ def twin_update(learner: QLearner, policy: QPolicy, target: QPolicy, optimizer, 
     c, nvec = learner.config, policy.head.nvec
     with torch.no_grad():
         later = target.distribution(sample.later)
-        judge = policy.distribution(sample.later) if c.double else later
+        judge = policy.distribution(sample.later) if c.double_q else later
         if sample.later_mask is not None:
             judge = judge.masked_fill(~sample.later_mask, -torch.inf)
     action = sample.action.view(BATCH, -1).long()
@@ -160,7 +160,7 @@ def twin_update(learner: QLearner, policy: QPolicy, target: QPolicy, optimizer, 
     "settings",
     [
         dict(target_update_interval=3),
-        dict(target_update_interval=2, double=True, n_step=3),
+        dict(target_update_interval=2, double_q=True, n_step=3),
         dict(tau=0.1, dueling=True, prioritized=True),
     ],
     ids=["plain", "double", "following"],
@@ -189,7 +189,7 @@ def test_updates_are_those_of_a_plain_version(kind, settings):
 def test_double_learning_lets_the_target_judge_the_other_s_choice():
     """The network that learns likes the first choice; the target network holds it for worth 1, the second for 5."""
     for double, expected in ((False, 2.0 + 0.9 * 5.0), (True, 2.0 + 0.9 * 1.0)):
-        learner = make(double=double)
+        learner = make(double_q=double)
         with torch.no_grad():
             for network, worth in ((learner.policy, (3.0, 0.0, 0.0, 0.0)), (learner.target, (1.0, 5.0, 0.0, 0.0))):
                 network.head.linear.weight.zero_()
@@ -215,13 +215,13 @@ def test_those_who_have_left_teach_nothing():
 @pytest.mark.parametrize("settings", [dict(atoms=21), dict(quantiles=9), dict(noisy=True, dueling=True, atoms=11)])
 def test_distributions_learn_a_reward_that_ends_all(settings):
     """All episodes end at once and pay 1: in the end every choice is worth that."""
-    learner = make(anneal="linear", **settings)
+    learner = make(lr_schedule="linear", **settings)
     learner.replay.reward.fill_(1.0)
     learner.replay.terminated.fill_(True)
     for i in range(300):
         learner.set_progress(i / 300)
         learner.update()
-    learner.policy.quieten()
+    learner.policy.zero_noise()
     sample = learner.replay.sample(BATCH)
     q = learner.policy.distribution(sample.seen).gather(1, sample.action.long().view(-1, 1))
     torch.testing.assert_close(q, torch.ones_like(q), atol=0.25, rtol=0)
@@ -240,7 +240,7 @@ def test_distributions_learn_a_reward_that_ends_all(settings):
 )
 def test_values_outside_the_atoms_are_warned_of_once(settings, reward, ends, warns):
     learner = make(rows=400, **settings)
-    learner.due(10**6)
+    learner.updates_due(10**6)
     learner.replay.reward.fill_(reward)
     learner.replay.terminated.zero_()[: round(ends * 400)] = True
     for expected in (warns, False):
@@ -260,7 +260,7 @@ def test_errors_become_priorities():
 
 def test_moments_are_shared_with_the_target():
     torch.manual_seed(0)
-    policy = QPolicy(GROUPS["choices"], mlp_torso((16,), "tanh"), True)
+    policy = QPolicy(GROUPS["choices"], mlp_encoder((16,), "tanh"), True)
     learner = QLearner(policy, memory(GROUPS["choices"]), QConfig(buffer_size=1000))
     learner.rollout.observation.normal_(5.0, 3.0)
     learner.store()
@@ -278,18 +278,18 @@ def test_updates_are_due_exactly(ratio, starts):
     learner = make(replay_ratio=ratio, learning_starts=starts)
     each, total = learner.rollout.samples, 0
     for turn in range(1, 500):
-        total += learner.due(turn * each)
+        total += learner.updates_due(turn * each)
         since = max(0, turn * each - learner.start)
         assert total == Fraction(str(ratio)) * since // BATCH
     assert learner.start >= max(starts, 3 * ENVS * AGENTS)
 
 
 def test_exploration_falls_and_differs_between_envs():
-    learner = make(epsilon=0.8, exploration_final_eps=0.2, exploration_fraction=0.5)
+    learner = make(exploration_initial_eps=0.8, exploration_final_eps=0.2, exploration_fraction=0.5)
     for done, expected in ((0.0, 0.8), (0.25, 0.5), (0.5, 0.2), (1.0, 0.2)):
         learner.set_progress(done)
         torch.testing.assert_close(learner.rollout.epsilon, torch.full((ENVS, AGENTS), expected))
-    learner = make(epsilon=0.4, exploration_final_eps=0.4, apex_alpha=7.0)
+    learner = make(exploration_initial_eps=0.4, exploration_final_eps=0.4, apex_alpha=7.0)
     expected = torch.tensor([0.4 ** (1 + 7 * i / (ENVS - 1)) for i in range(ENVS)])
     torch.testing.assert_close(learner.rollout.epsilon, expected.unsqueeze(-1).expand(-1, AGENTS))
 
@@ -300,7 +300,7 @@ def test_exploration_falls_and_differs_between_envs():
         (dict(atoms=51, quantiles=10), "not both"),
         (dict(v_min=1.0, v_max=1.0), "--v-max must be above --v-min"),
         (dict(replay_ratio=0.0), "--replay-ratio must be above 0"),
-        (dict(epsilon=1.5), "--epsilon must be between 0 and 1"),
+        (dict(exploration_initial_eps=1.5), "--exploration-initial-eps must be between 0 and 1"),
         (dict(n_step=0), "--n-step must be at least 1"),
         (dict(tau=0.0), "--tau must be above 0"),
     ],

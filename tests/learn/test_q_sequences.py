@@ -13,7 +13,7 @@ from shoal.algos.dqn import QConfig, QLearner, R2D2Config
 from shoal.core import Box, Discrete, Group, MultiDiscrete, ShoalError
 from shoal.learn import losses
 from shoal.learn.rollout import allocate
-from shoal.policy import QPolicy, core_maker, mlp_torso
+from shoal.policy import QPolicy, mlp_encoder, rnn_maker
 from tests.learn.test_replay import GAMMA, Twin
 
 STEPS, ENVS, AGENTS = 3, 4, 2
@@ -57,15 +57,15 @@ def test_rescaling_is_the_formula_of_the_paper_and_its_inverse():
 # --- the slow twin ----------------------------------------------------------------------------------------------------
 
 
-def make(core="lstm", layers=1, stack=1, leaves=False, masked=False, seed=0, burn_in=BURN_IN, **settings):
+def make(rnn="lstm", layers=1, stack=1, can_leave=False, masked=False, seed=0, burn_in=BURN_IN, **settings):
     """A learner, and the twin that its replay is full of."""
-    twin = Twin(STEPS * 24, STEPS, ENVS, AGENTS, seed, stack, leaves, masked, ends=(0.06, 0.12), state_size=1)
+    twin = Twin(STEPS * 24, STEPS, ENVS, AGENTS, seed, stack, can_leave, masked, ends=(0.06, 0.12), state_size=1)
     twin.observation, twin.final = (x / 125.0 - 1.0 for x in (twin.observation, twin.final))
     settings = dict(batch_size=SEQUENCES * LENGTH, buffer_size=ENVS * AGENTS * 45, gamma=GAMMA, **settings)
-    config = QConfig(burn_in=burn_in, sequence=LENGTH, lr=1e-2, **settings)
+    config = QConfig(burn_in=burn_in, sequence_length=LENGTH, lr=1e-2, **settings)
     torch.manual_seed(seed)
-    group = Group("g", Box(2), Discrete(3), AGENTS, masked=masked, leaves=leaves, stack=stack)
-    policy = QPolicy(group, mlp_torso((8,), "tanh"), False, core_maker(core, 5, layers), **config.head())
+    group = Group("g", Box(2), Discrete(3), AGENTS, masked=masked, can_leave=can_leave, stack=stack)
+    policy = QPolicy(group, mlp_encoder((8,), "tanh"), False, rnn_maker(rnn, 5, layers), **config.head())
     with torch.no_grad():
         for p in policy.parameters():
             p.add_(0.4 * torch.randn_like(p))
@@ -87,8 +87,8 @@ def walk(network: QPolicy, twin: Twin, first: int, env: int, agent: int, rows: i
     numbers, finals = [], {}
 
     def look(seen):
-        features = network.policy_torso(torch.as_tensor(seen).float()[None])
-        out, after = network.core.step(features, state)
+        features = network.policy_encoder(torch.as_tensor(seen).float()[None])
+        out, after = network.rnn.step(features, state)
         return network.head(out)[0], after
 
     for t in range(rows):
@@ -105,7 +105,7 @@ def walk(network: QPolicy, twin: Twin, first: int, env: int, agent: int, rows: i
 def twin_loss(learner: QLearner, twin: Twin, place: list[int], weight: list[float]):
     """The loss and the priorities of some sequences, and what happened in them."""
     c, replay, head = learner.config, learner.replay, learner.policy.head
-    rows, total, priorities = c.burn_in + c.sequence + c.n_step, torch.zeros(()), []
+    rows, total, priorities = c.burn_in + c.sequence_length + c.n_step, torch.zeros(()), []
     seen = SimpleNamespace(over=0, cut=0, left=0, on=0, lost=0, absent=0)
     for number, scale in zip(place, weight, strict=True):
         first, env, agent = twin.locate(replay, number, STEPS)
@@ -114,7 +114,7 @@ def twin_loss(learner: QLearner, twin: Twin, place: list[int], weight: list[floa
             aims, aim_finals = walk(learner.target, twin, first, env, agent, rows, c.burn_in)
         kept = [t for t in range(rows) if twin.only_cut[first + t, env] and twin.kept(replay, first + t, env)][:2]
         errors = []
-        for t in range(c.burn_in, c.burn_in + c.sequence):
+        for t in range(c.burn_in, c.burn_in + c.sequence_length):
             now = first + t
             what = twin.follow(now, env, agent, c.n_step)
             later = what.row - first
@@ -130,14 +130,14 @@ def twin_loss(learner: QLearner, twin: Twin, place: list[int], weight: list[floa
                 judge, told = (own[later], aims[later]) if what.kind == "on" else (own_finals[later], aim_finals[later])
                 if what.kind == "on" and replay.mask is not None:
                     allowed = twin.mask[what.row, env, agent]
-                worth = head.worth((judge if c.double else told).detach()[None])[0]
+                worth = head.q_values((judge if c.double_q else told).detach()[None])[0]
                 choices = [k for k in range(3) if allowed[k]] or [0]
                 ahead = told[max(choices, key=lambda k: float(worth[k]))].detach()
             lost, off = one_loss(c, head, own[t][twin.action[now, env, agent]], ahead, what.reward, what.discount)
             total = total + scale * lost
             errors.append(float(off.detach()))
         priorities.append(0.9 * max(errors) + 0.1 * sum(errors) / len(errors) if errors else 0.0)
-    return total / (len(place) * c.sequence), priorities, seen
+    return total / (len(place) * c.sequence_length), priorities, seen
 
 
 def one_loss(c: QConfig, head, own: torch.Tensor, ahead: torch.Tensor, reward: float, discount: float):
@@ -159,16 +159,16 @@ def one_loss(c: QConfig, head, own: torch.Tensor, ahead: torch.Tensor, reward: f
     if c.rescale:
         aim = math.copysign(math.sqrt(abs(aim) + 1) - 1, aim) + 1e-3 * aim
     error = own[0] - aim
-    return losses.huber(error, c.huber), error.abs()
+    return losses.huber(error, c.huber_delta), error.abs()
 
 
 KINDS = {
     "plain": {},
-    "no burn-in": dict(core="gru", burn_in=0, n_step=2),
-    "r2d2": dict(double=True, dueling=True, prioritized=True, rescale=True, n_step=3, masked=True, leaves=True),
-    "two layers, stacked": dict(core="gru", layers=2, stack=3, double=True, n_step=4, prioritized=True, masked=True),
-    "rescaled": dict(rescale=True, huber=None, leaves=True),
-    "atoms": dict(atoms=7, v_min=-2.0, v_max=2.0, double=True, leaves=True, masked=True),
+    "no burn-in": dict(rnn="gru", burn_in=0, n_step=2),
+    "r2d2": dict(double_q=True, dueling=True, prioritized=True, rescale=True, n_step=3, masked=True, can_leave=True),
+    "two layers, stacked": dict(rnn="gru", layers=2, stack=3, double_q=True, n_step=4, prioritized=True, masked=True),
+    "rescaled": dict(rescale=True, huber_delta=None, can_leave=True),
+    "atoms": dict(atoms=7, v_min=-2.0, v_max=2.0, double_q=True, can_leave=True, masked=True),
     "quantiles": dict(quantiles=5, layers=2, dueling=True, n_step=2),
 }
 
@@ -229,7 +229,7 @@ def test_rows_that_do_not_count_teach_nothing():
     """What those who have left saw, and rows whose final observation is gone."""
     gradients = []
     for spoil in (0.0, 3.0):
-        learner, _ = make(leaves=True, prioritized=True)
+        learner, _ = make(can_leave=True, prioritized=True)
         sample = learner._drawn()
         sample.counts[:, 0] = False
         learned = slice(BURN_IN, BURN_IN + LENGTH)
@@ -243,9 +243,9 @@ def test_rows_that_do_not_count_teach_nothing():
 @pytest.mark.parametrize(
     "settings",
     [
-        dict(double=True, dueling=True, prioritized=True, rescale=True, n_step=3, tau=0.05),
+        dict(double_q=True, dueling=True, prioritized=True, rescale=True, n_step=3, tau=0.05),
         dict(atoms=21, noisy=True, dueling=True, prioritized=True),
-        dict(quantiles=9, double=True),
+        dict(quantiles=9, double_q=True),
     ],
     ids=["plain numbers", "atoms", "quantiles"],
 )
@@ -253,10 +253,16 @@ def test_all_options_learn_a_reward_that_ends_all(settings):
     """All episodes end at once and pay 1, whatever the several choices: in the end each of them is worth that."""
     group = Group("g", Box(2), MultiDiscrete((2, 3)), AGENTS)
     config = QConfig(
-        burn_in=0, sequence=STEPS, batch_size=32 * STEPS, buffer_size=360, lr=1e-2, anneal="linear", **settings
+        burn_in=0,
+        sequence_length=STEPS,
+        batch_size=32 * STEPS,
+        buffer_size=360,
+        lr=1e-2,
+        lr_schedule="linear",
+        **settings,
     )
     torch.manual_seed(0)
-    policy = QPolicy(group, mlp_torso((8,), "tanh"), False, core_maker("lstm", 8), **config.head())
+    policy = QPolicy(group, mlp_encoder((8,), "tanh"), False, rnn_maker("lstm", 8), **config.head())
     rollout = allocate([group], STEPS, ENVS, STEPS, torch.device("cpu"), policy.state_size, explores=True)
     learner = QLearner(policy, rollout, config, 0)
     for _ in range(15):
@@ -268,9 +274,9 @@ def test_all_options_learn_a_reward_that_ends_all(settings):
     for i in range(150):
         learner.set_progress(i / 150)
         learner.update()
-    policy.quieten()
+    policy.zero_noise()
     numbers, _ = policy.sequence(rollout.observation[:-1].flatten(1, 2), torch.zeros(8, 16), torch.ones(3, 8).bool())
-    q = policy.head.worth(numbers)
+    q = policy.head.q_values(numbers)
     q = losses.unscaled(q) if config.rescale else q
     torch.testing.assert_close(q, torch.ones_like(q), atol=0.3, rtol=0)
     assert int(learner.optimizer.bad_steps) == 0
@@ -278,7 +284,7 @@ def test_all_options_learn_a_reward_that_ends_all(settings):
 
 def test_acting_is_stepping_along_the_sequence():
     """What `sequence` tells of every row is what `step` told when acting, and so are the states."""
-    learner, _ = make(core="gru", layers=2, dueling=True)
+    learner, _ = make(rnn="gru", layers=2, dueling=True)
     policy = learner.policy
     torch.manual_seed(1)
     seen, ended, state = torch.randn(7, 4, 2), torch.rand(7, 4) < 0.3, torch.randn(4, policy.state_size)
@@ -287,7 +293,7 @@ def test_acting_is_stepping_along_the_sequence():
         last = policy.after(seen, state, ended)
         for t in range(7):
             q, value, state = policy.step(seen[t], state)
-            torch.testing.assert_close(q, policy.head.worth(numbers[t]))
+            torch.testing.assert_close(q, policy.head.q_values(numbers[t]))
             torch.testing.assert_close(state, states[t])
             assert not value.any()
             state = state.masked_fill(ended[t].unsqueeze(-1), 0.0)
@@ -300,8 +306,8 @@ def test_acting_is_stepping_along_the_sequence():
 @pytest.mark.parametrize(
     ("settings", "steps", "told"),
     [
-        (dict(burn_in=40, sequence=80), 32, "use --burn-in 32 --sequence 64"),
-        (dict(burn_in=3, sequence=4), 16, "use --burn-in 0 --sequence 16"),
+        (dict(burn_in=40, sequence_length=80), 32, "use --burn-in 32 --sequence-length 64"),
+        (dict(burn_in=3, sequence_length=4), 16, "use --burn-in 0 --sequence-length 16"),
         (dict(batch_size=200), 32, "use --batch-size 192"),
         (dict(batch_size=20), 32, "use --batch-size 64"),
         (dict(buffer_size=3000), 32, "sequences of 96 rows"),
@@ -310,15 +316,15 @@ def test_acting_is_stepping_along_the_sequence():
 def test_sequences_that_do_not_fit_are_refused(settings, steps, told):
     config = QConfig(**settings)
     with pytest.raises(ShoalError, match=told):
-        config.check_rollout(steps, 64, core=True)
+        config.check_rollout(steps, 64, rnn=True)
     if "buffer_size" not in settings:
-        config.check_rollout(steps, 64, core=False)
+        config.check_rollout(steps, 64, rnn=False)
 
 
 def test_the_advice_is_good():
-    QConfig(burn_in=32, sequence=64).check_rollout(32, 64, core=True)
-    QConfig(burn_in=0, sequence=16).check_rollout(16, 64, core=True)
-    QConfig(batch_size=192).check_rollout(32, 64, core=True)
+    QConfig(burn_in=32, sequence_length=64).check_rollout(32, 64, rnn=True)
+    QConfig(burn_in=0, sequence_length=16).check_rollout(16, 64, rnn=True)
+    QConfig(batch_size=192).check_rollout(32, 64, rnn=True)
 
 
 @pytest.mark.parametrize("settings", [dict(atoms=51), dict(quantiles=10)])
@@ -328,6 +334,6 @@ def test_distributions_are_not_rescaled(settings):
 
 
 def test_r2d2_needs_a_core():
-    R2D2Config().check_core(True)
-    with pytest.raises(ShoalError, match="needs a core; use --core lstm or gru"):
-        R2D2Config().check_core(False)
+    R2D2Config().check_rnn(True)
+    with pytest.raises(ShoalError, match="needs an RNN; use --rnn lstm or gru"):
+        R2D2Config().check_rnn(False)

@@ -17,7 +17,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.random import integer
 from shoal.core.wrappers import FrameStack, TimeLimit
 from shoal.learn.rollout import stacked
-from shoal.policy import ActorCritic, Core, core_maker, mlp_torso
+from shoal.policy import RNN, ActorCritic, mlp_encoder, rnn_maker
 from shoal.runs.checkpoint import load_checkpoint
 from shoal.runs.evaluation import Player, evaluate
 from shoal.runs.jobs import make_job
@@ -30,14 +30,14 @@ KINDS = ("lstm", "gru")
 SIZE = 6
 
 
-# --- the core itself ------------------------------------------------------------------------------------------------
+# --- the rnn itself ------------------------------------------------------------------------------------------------
 
 
-def cell_of(core: Any) -> Any:
-    """Torch's own cell with the weights of a core of one layer."""
-    (core,) = core.layers
-    cell = (nn.LSTMCell if core.kind == "lstm" else nn.GRUCell)(core.input.in_features, core.size)
-    pairs = zip(("ih", "hh"), (core.input, core.recurrent), strict=True)
+def cell_of(rnn: Any) -> Any:
+    """Torch's own cell with the weights of an RNN of one layer."""
+    (rnn,) = rnn.layers
+    cell = (nn.LSTMCell if rnn.kind == "lstm" else nn.GRUCell)(rnn.input.in_features, rnn.size)
+    pairs = zip(("ih", "hh"), (rnn.input, rnn.recurrent), strict=True)
     cell.load_state_dict({f"{what}_{end}": getattr(layer, what) for end, layer in pairs for what in ("weight", "bias")})
     return cell
 
@@ -59,7 +59,7 @@ def test_logits_and_values_are_not_rounded_to_bf16():
     """On top of a GRU, whose state is its output: where products are bf16, the heads' are float32 all the same."""
     torch.manual_seed(0)
     group = Group("a", Box(5), Discrete(3))
-    policy = ActorCritic(group, mlp_torso((16,), "relu"), True, False, 0.0, core_maker("gru", 16))
+    policy = ActorCritic(group, mlp_encoder((16,), "relu"), True, False, 0.0, rnn_maker("gru", 16))
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         logits, values, output = policy.step(torch.randn(64, 5), torch.zeros(64, policy.state_size))
     heads = policy.head.linear, policy.value_head
@@ -72,15 +72,15 @@ def test_logits_and_values_are_not_rounded_to_bf16():
 def test_a_core_equals_torch_s_cell(kind):
     """Outputs and gradients of sequences with ends inside, and the state after single steps."""
     torch.manual_seed(0)
-    core = Core(kind, 3, SIZE)
-    (layer,) = core.layers
+    rnn = RNN(kind, 3, SIZE)
+    (layer,) = rnn.layers
     nn.init.normal_(layer.input.bias)
     nn.init.normal_(layer.recurrent.bias)
-    features, state = torch.randn(9, 4, 3), torch.randn(4, core.state_size)
+    features, state = torch.randn(9, 4, 3), torch.randn(4, rnn.state_size)
     ended, weight = torch.rand(9, 4) < 0.3, torch.randn(9, 4, SIZE)
-    found = core.sequence(features, state, ended)
+    found = rnn.sequence(features, state, ended)
     (found * weight).sum().backward()
-    cell = cell_of(core)
+    cell = cell_of(rnn)
     expected = torch.stack([walk(cell, features[:, i], state[i], ended[:, i]) for i in range(4)], dim=1)
     (expected * weight).sum().backward()
     torch.testing.assert_close(found, expected)
@@ -88,16 +88,16 @@ def test_a_core_equals_torch_s_cell(kind):
         for what in ("weight", "bias"):
             torch.testing.assert_close(getattr(ours, what).grad, getattr(cell, f"{what}_{theirs}").grad)
     for t in range(9):
-        out, state = core.step(features[t], state)
+        out, state = rnn.step(features[t], state)
         torch.testing.assert_close(out, expected[t])
         state = torch.where(ended[t, :, None], 0.0, state)
 
 
-def torch_layers(core: Core) -> Any:
-    """Torch's own LSTM or GRU of several layers with the weights of a core."""
-    twin = (nn.LSTM if core.kind == "lstm" else nn.GRU)(3, core.size, len(core.layers))
+def torch_layers(rnn: RNN) -> Any:
+    """Torch's own LSTM or GRU of several layers with the weights of an RNN."""
+    twin = (nn.LSTM if rnn.kind == "lstm" else nn.GRU)(3, rnn.size, len(rnn.layers))
     with torch.no_grad():
-        for i, layer in enumerate(core.layers):
+        for i, layer in enumerate(rnn.layers):
             for end, own in (("ih", layer.input), ("hh", layer.recurrent)):
                 getattr(twin, f"weight_{end}_l{i}").copy_(own.weight)
                 getattr(twin, f"bias_{end}_l{i}").copy_(own.bias)
@@ -109,14 +109,14 @@ def torch_layers(core: Core) -> Any:
 def test_several_layers_equal_torch_s(kind, layers):
     """Outputs and gradients against torch's own layers, called piece by piece where episodes end."""
     torch.manual_seed(0)
-    core = Core(kind, 3, SIZE, layers)
-    for p in core.parameters():
+    rnn = RNN(kind, 3, SIZE, layers)
+    for p in rnn.parameters():
         nn.init.normal_(p, std=0.5)
-    twin = torch_layers(core)
-    assert core.state_size == layers * SIZE * (2 if kind == "lstm" else 1)
-    features, state = torch.randn(9, 4, 3), torch.randn(4, core.state_size)
+    twin = torch_layers(rnn)
+    assert rnn.state_size == layers * SIZE * (2 if kind == "lstm" else 1)
+    features, state = torch.randn(9, 4, 3), torch.randn(4, rnn.state_size)
     ended, weight = torch.rand(9, 4) < 0.3, torch.randn(9, 4, SIZE)
-    found = core.sequence(features, state, ended)
+    found = rnn.sequence(features, state, ended)
     (found * weight).sum().backward()
 
     columns = []
@@ -135,12 +135,12 @@ def test_several_layers_equal_torch_s(kind, layers):
     expected = torch.stack(columns, dim=1)
     (expected * weight).sum().backward()
     torch.testing.assert_close(found, expected)
-    for i, layer in enumerate(core.layers):
+    for i, layer in enumerate(rnn.layers):
         for end, own in (("ih", layer.input), ("hh", layer.recurrent)):
             torch.testing.assert_close(own.weight.grad, getattr(twin, f"weight_{end}_l{i}").grad)
             torch.testing.assert_close(own.bias.grad, getattr(twin, f"bias_{end}_l{i}").grad)
     for t in range(9):
-        out, state = core.step(features[t], state)
+        out, state = rnn.step(features[t], state)
         torch.testing.assert_close(out, expected[t])
         state = torch.where(ended[t, :, None], 0.0, state)
 
@@ -152,8 +152,8 @@ def make_policies(world, kind: str, normalize=False, layers=1) -> dict[str, Acto
     torch.manual_seed(0)
     made = {}
     for g in world.groups:
-        core = core_maker(kind, SIZE, layers)
-        made[g.name] = policy = ActorCritic(g, mlp_torso((8,), "tanh"), False, normalize, 0.0, core)
+        rnn = rnn_maker(kind, SIZE, layers)
+        made[g.name] = policy = ActorCritic(g, mlp_encoder((8,), "tanh"), False, normalize, 0.0, rnn)
         with torch.no_grad():
             policy.head.linear.weight.normal_()
     return made
@@ -186,7 +186,7 @@ def test_learning_over_sequences_equals_stepping(world, kind, steps, layers):
     cuts = 0
     for _ in range(max(3, 24 // steps)):
         made.collect()
-        torch.testing.assert_close(rollout.state[0].flatten(0, 1), state)
+        torch.testing.assert_close(rollout.rnn_state[0].flatten(0, 1), state)
         with torch.no_grad():
             learner._values()
             slots = torch.zeros(envs, dtype=torch.long)
@@ -227,7 +227,7 @@ def test_a_gradient_equals_that_of_a_slow_twin(world, kind, micro_batch_size):
     rollout, policy = made.rollouts[name], made.policies[name]
     made.collect()
     made.collect()
-    config = PPOConfig(num_minibatches=1, entropy=0.02, micro_batch_size=micro_batch_size)
+    config = PPOConfig(num_minibatches=1, ent_coef=0.02, micro_batch_size=micro_batch_size)
     learner = PPO(policy, rollout, config)
     rollout.log_prob.add_(0.3 * torch.randn_like(rollout.log_prob))
     learner._prepare()
@@ -235,13 +235,13 @@ def test_a_gradient_equals_that_of_a_slow_twin(world, kind, micro_batch_size):
     pick = torch.tensor([4, 0, 3, 5], dtype=torch.int32)
     found, gradient = learner._gradient(pick, *learner._totals([pick]))
 
-    cell = cell_of(policy.core)
+    cell = cell_of(policy.rnn)
     rows: list[list[torch.Tensor]] = []
     for i in pick.tolist():
         env, agent = divmod(i, agents)
         ended = rollout.terminated[:, env] | rollout.truncated[:, env]
         seen = torch.stack([stacked(*rollout.window(t))[i] for t in range(12)])
-        features = walk(cell, policy.policy_torso(seen), rollout.state[0, env, agent], ended)
+        features = walk(cell, policy.policy_encoder(seen), rollout.rnn_state[0, env, agent], ended)
         mask = None if rollout.action_mask is None else rollout.action_mask[:-1, env, agent]
         twin = Categorical(logits=policy.head(features, mask))
         value = policy.value_head(features)[:, 0]
@@ -260,7 +260,7 @@ def test_a_gradient_equals_that_of_a_slow_twin(world, kind, micro_batch_size):
     loss = -gain + 0.5 * 0.5 * error.square().mean() - 0.02 * entropy.mean()
     torch.testing.assert_close(found["loss"].detach(), loss.detach(), rtol=1e-4, atol=1e-5)
     ours = {id(p): n for n, p in policy.named_parameters()}
-    theirs = dict(zip(("core.layers.0.input", "core.layers.0.recurrent"), ("ih", "hh"), strict=True))
+    theirs = dict(zip(("rnn.layers.0.input", "rnn.layers.0.recurrent"), ("ih", "hh"), strict=True))
     wanted = []
     for p in learner.optimizer.parameters:
         layer, _, what = ours[id(p)].rpartition(".")
@@ -289,11 +289,11 @@ def test_a2c_learns_from_all_sequences(kind):
 
 def test_sequences_must_divide_into_minibatches():
     """Before anything is allocated; samples that divide are not enough."""
-    settings = dict(num_envs=6, rollout=8, device="cpu", num_minibatches=4)
+    settings = dict(num_envs=6, rollout_steps=8, device="cpu", num_minibatches=4)
     make_job("cartpole", **settings)
     with pytest.raises(ShoalError, match=r"6 of them.*4 mini-batches"):
-        make_job("cartpole", core="lstm", **settings)
-    for flag in ("--core-size", "--core-layers"):
+        make_job("cartpole", rnn="lstm", **settings)
+    for flag in ("--rnn-size", "--rnn-layers"):
         with pytest.raises(ShoalError, match=rf"{flag}.*0"):
             make_job("cartpole", device="cpu", **{flag[2:].replace("-", "_"): 0})
 
@@ -302,13 +302,13 @@ def test_a_player_remembers_within_an_episode_only():
     world = FrameStack(Counting(6), 2)
     policies = make_policies(world, "lstm")
     policy, seen, states = policies["counter"], [], []
-    policy.policy_torso.register_forward_hook(lambda *given: seen.append(given[-1].clone()))
+    policy.policy_encoder.register_forward_hook(lambda *given: seen.append(given[-1].clone()))
     player = Player(world, policies, seed=0, sample=True)
     state = torch.zeros(6, policy.state_size)
     for _ in range(20):
         player.step()
         with torch.no_grad():
-            state = policy.core.step(seen[-1], state)[1]
+            state = policy.rnn.step(seen[-1], state)[1]
         ended = world.outputs.terminated | world.outputs.truncated
         state = torch.where(ended[:, None], 0.0, state)
         states.append(ended.sum())
@@ -369,12 +369,14 @@ RECALL = f"{__file__}:Recall"
 
 
 @pytest.mark.parametrize(
-    ("core", "least", "most"),
+    ("rnn", "least", "most"),
     [("lstm", 0.97, 1.0), pytest.param("gru", 0.97, 1.0, marks=pytest.mark.slow), ("none", 0.2, 0.5)],
 )
-def test_only_who_remembers_can_answer(core, least, most):
-    settings = dict(num_envs=64, rollout=12, total_steps=50 * 768, lr=5e-3, hidden=(16,), core_size=24, entropy=0.01)
-    job = make_job(RECALL, core=core, device="cpu", seed=1, **settings)
+def test_only_who_remembers_can_answer(rnn, least, most):
+    settings = dict(
+        num_envs=64, rollout_steps=12, total_steps=50 * 768, lr=5e-3, hidden=(16,), rnn_size=24, ent_coef=0.01
+    )
+    job = make_job(RECALL, rnn=rnn, device="cpu", seed=1, **settings)
     trainer = Trainer(job)
     while not trainer.done:
         trainer.iterate()
@@ -384,8 +386,10 @@ def test_only_who_remembers_can_answer(core, least, most):
 @pytest.mark.parametrize("algo", ["ppo", "a2c"])
 def test_a_resumed_run_remembers(tmp_path, algo):
     """With frames stacked and episodes cut off, a run that was interrupted ends with the same numbers."""
-    small = dict(num_envs=32, rollout=8, eval_episodes=4, quiet=True, device="cpu", log_every=0.0, anneal="none")
-    small.update(algo=algo, core="gru", core_size=8, core_layers=2, frame_stack=3, time_limit=11, normalize_obs=True)
+    small = dict(
+        num_envs=32, rollout_steps=8, eval_episodes=4, quiet=True, device="cpu", log_every=0.0, lr_schedule="none"
+    )
+    small.update(algo=algo, rnn="gru", rnn_size=8, rnn_layers=2, frame_stack=3, time_limit=11, normalize_obs=True)
     whole = shoal.train("cartpole", total_steps=6 * 256, run_dir=tmp_path / "whole", **small)
     shoal.train("cartpole", total_steps=3 * 256, run_dir=tmp_path / "cut", **small)
     resumed = shoal.resume(tmp_path / "cut", total_steps=6 * 256)
@@ -397,15 +401,17 @@ def test_a_resumed_run_remembers(tmp_path, algo):
 
 
 def test_one_group_of_two_may_remember():
-    settings = dict(world_config=dict(taggers=3, runners=6, size=4.0, max_steps=10), num_envs=8, rollout=8, hidden=(8,))
-    job = make_job("tag-continuous", device="cpu", per_group=("runner.core=lstm", "runner.core-size=5"), **settings)
+    settings = dict(
+        world_config=dict(taggers=3, runners=6, size=4.0, max_steps=10), num_envs=8, rollout_steps=8, hidden=(8,)
+    )
+    job = make_job("tag-continuous", device="cpu", per_group=("runner.rnn=lstm", "runner.rnn-size=5"), **settings)
     trainer = Trainer(job)
     before = {name: learner.optimizer.flat.clone() for name, learner in trainer.learners.items()}
     for _ in range(3):
         trainer.iterate()
     assert {name: policy.state_size for name, policy in trainer.policies.items()} == {"tagger": 0, "runner": 10}
-    assert trainer.collector.rollouts["tagger"].state is None
-    assert trainer.collector.rollouts["runner"].state.shape == (2, 8, 6, 10)
+    assert trainer.collector.rollouts["tagger"].rnn_state is None
+    assert trainer.collector.rollouts["runner"].rnn_state.shape == (2, 8, 6, 10)
     for name, learner in trainer.learners.items():
         assert not torch.equal(before[name], learner.optimizer.flat)
         assert int(learner.optimizer.bad_steps) == 0

@@ -13,7 +13,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.world_loading import world_class
 from shoal.learn.replay import Replay, Sample, Sequences
 from shoal.learn.rollout import Rollout, allocate, stacked
-from shoal.policy import ActorCritic, mlp_torso
+from shoal.policy import ActorCritic, mlp_encoder
 from shoal.training.collector import Collector
 
 GAMMA = 0.9
@@ -40,7 +40,7 @@ class Twin:
         rng = np.random.default_rng(seed)
         self.steps, self.envs, self.agents, self.stack, self.total = steps, envs, agents, stack, total
         space = Box((2,), dtype=dtype)
-        group = Group("g", space, Discrete(3), agents, masked=masked, leaves=leaves, stack=stack)
+        group = Group("g", space, Discrete(3), agents, masked=masked, can_leave=leaves, stack=stack)
         self.rollout = allocate([group], steps, envs, slots or steps, torch.device("cpu"), state_size)
         shape = (total + 1, envs, agents)
         self.observation = rng.integers(0, 250, (*shape, 2))
@@ -76,8 +76,8 @@ class Twin:
             r.alive.copy_(torch.as_tensor(self.alive[more]))
         if r.action_mask is not None:
             r.action_mask.copy_(torch.as_tensor(self.mask[more]))
-        if r.state is not None:
-            r.state[0].copy_(torch.as_tensor(self.state[t0]))
+        if r.rnn_state is not None:
+            r.rnn_state[0].copy_(torch.as_tensor(self.state[t0]))
         r.final_observation.fill_(77)
         for env in range(self.envs):
             for slot, t in enumerate(np.flatnonzero(self.only_cut[here, env])):
@@ -307,8 +307,8 @@ def test_with_a_time_limit_all_final_observations_are_kept():
 def test_what_was_not_the_choice_of_an_agent_does_not_count(prioritized):
     """It chooses at every second step; in between its last action stands."""
     twin = Twin(24, 4, 2, 1, 0)
-    twin.rollout.acting = torch.ones(5, 2, 1, dtype=torch.bool)
-    twin.rollout.acting[1::2] = False
+    twin.rollout.is_decision_step = torch.ones(5, 2, 1, dtype=torch.bool)
+    twin.rollout.is_decision_step[1::2] = False
     replay = run_in(twin, Replay(twin.rollout, 16, 2, GAMMA, prioritized=prioritized))
     sample = replay.sample(200)
     steps = torch.tensor([twin.locate(replay, p)[0] for p in sample.place.tolist()])
@@ -322,7 +322,7 @@ def test_nothing_is_learned_across_a_cut():
     replay = Replay(twin.rollout, 16, 2, GAMMA)
     for t in range(4):
         if t == 2:
-            replay.cut()
+            replay.mark_discontinuity()
         twin.fill()
         replay.append()
     sample = replay.sample(300)
@@ -398,7 +398,7 @@ def test_cart_poles_in_the_replay_obey_their_physics():
     world = world_class("cartpole")(32, "cpu")
     group = world.groups[0]
     torch.manual_seed(0)
-    policy = ActorCritic(group, mlp_torso((8,), "relu"), True, False, 0.0)
+    policy = ActorCritic(group, mlp_encoder((8,), "relu"), True, False, 0.0)
     collector = Collector(world, {group.name: policy}, 8, seed=1)
     replay = Replay(collector.rollouts[group.name], 64, 1, GAMMA)
     collector.start(0)

@@ -72,7 +72,7 @@ def test_a_final_observation_that_was_not_kept_is_worth_what_was_expected():
 def test_rewards_between_two_choices_belong_to_the_first():
     """By hand: one choice at row 0, the next at row 3."""
     rollout = random_rollout(4, 1, 1, False, 0, 0.0, 0.0, waits=True)
-    rollout.acting.copy_(torch.tensor([1, 0, 0, 1, 1]).bool().view(5, 1, 1))
+    rollout.is_decision_step.copy_(torch.tensor([1, 0, 0, 1, 1]).bool().view(5, 1, 1))
     rollout.reward.copy_(torch.tensor([1.0, 2.0, 4.0, 8.0]).view(4, 1, 1))
     value = torch.tensor([3.0, 100.0, 100.0, 5.0, 6.0]).view(5, 1, 1)
     advantage, _ = advantages(rollout, value, np.zeros((4, 1, 1)), gamma=0.5, lam=0.5)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.core.kernels import Whole
+from shoal.core.kernels import Broadcast
 from shoal.core.launch import bind
 from shoal.learn.shuffle import order_plan, permuted
 
@@ -86,7 +86,7 @@ def test_orders_of_more_than_2_to_the_30_samples_stay_inside():
         half_bits=16,
         seed=3,
         epoch=0,
-        counter=Whole(torch.zeros(1, dtype=torch.int32)),
+        counter=Broadcast(torch.zeros(1, dtype=torch.int32)),
         sample=torch.arange(shown, dtype=torch.int32),
         order=order,
     )

@@ -145,7 +145,7 @@ def act(world, action):
 
 def test_tracks_are_the_places_of_one_episode(make):
     world = make(max_steps=6)
-    tracks = world.tracks(1)
+    tracks = world.trajectory_recorder(1)
     going, seen = torch.ones(2, dtype=torch.bool), [world.store.place[0].clone()]
     tracks.follow(going)
     for _ in range(6):
@@ -231,10 +231,10 @@ def run(scenes, tmp_path_factory):
         "pointnav",
         total_steps=64,
         num_envs=4,
-        rollout=8,
+        rollout_steps=8,
         num_minibatches=1,
         epochs=1,
-        core_size=16,
+        rnn_size=16,
         eval_episodes=2,
         eval_stochastic=True,
         quiet=True,

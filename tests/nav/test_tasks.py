@@ -195,7 +195,7 @@ def test_episodes_of_a_file_are_played(make, tmp_path):
         torch.testing.assert_close(world.store.yaw[:, 0], torch.from_numpy(episodes.yaws)[which], atol=1e-3, rtol=0)
         if playing:
             assert which.tolist() == [0, 1, 2, 3, 4] * 2
-            assert world.repeats().tolist() == [False] * 5 + [True] * 5
+            assert world.duplicate_episodes().tolist() == [False] * 5 + [True] * 5
 
     # However few goals there are in training, an evaluation plays all it can; several agents never play the same.
     world = make(PointNav, PointNavConfig, envs=5, playing=True, **(files | dict(goals=2)))
@@ -303,7 +303,7 @@ def test_test_scenes_are_never_those_of_training(tmp_path):
     with pytest.raises(ShoalError, match="leaves none to evaluate in"):
         PointNav(1, "cpu", replace(config, scenes="house:0-9999"))._sources()
     with pytest.raises(ShoalError, match=r"There is no file nope\.glb"):
-        PointNav(1, "cpu", replace(config, eval_scenes="nope.glb")).get_ready(0)
+        PointNav(1, "cpu", replace(config, eval_scenes="nope.glb")).prepare(0)
 
 
 def test_evaluations_are_in_scenes_that_were_not_trained_in():
@@ -351,7 +351,7 @@ def test_what_is_prepared_beforehand_is_what_is_opened(tmp_path, monkeypatch):
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
     config = NavConfig(eval_scenes="cabin:0-5@0", held_out=3, goals=2, image="none", playing=True)
     world = Flee(4, "cpu", config)
-    world.get_ready(8)
+    world.prepare(8)
     world._errand.wait()
     kept = set((tmp_path / "cache").iterdir())
     assert len(kept) == 3

@@ -19,7 +19,7 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from shoal.core.spaces import Box, Discrete, MultiDiscrete
 from shoal.core.world import Group
-from shoal.policy import ActorCritic, mlp_torso
+from shoal.policy import ActorCritic, mlp_encoder
 from shoal.policy.base import OBSERVATION_CLIP
 from shoal.policy.fused import FusedActor, fits
 from shoal.policy.heads import MASKED
@@ -38,11 +38,11 @@ class Case:
     space: Any
     masked: bool = False
     normalize: bool = False
-    shared: bool = True
+    shared_encoder: bool = True
 
 
 CASES = {
-    "discrete": Case(4, (64, 64), "tanh", Discrete(2), shared=False),
+    "discrete": Case(4, (64, 64), "tanh", Discrete(2), shared_encoder=False),
     "several": Case(7, (32, 48), "relu", MultiDiscrete((3, 4))),
     "masked": Case(20, (100, 17), "elu", Discrete(9), masked=True),
     "normalized": Case(33, (64, 32), "silu", MultiDiscrete((5, 2, 3)), normalize=True),
@@ -76,7 +76,7 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
 
 def reference(policy: ActorCritic, seen: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits and values in fp32, with operands of products rounded to bf16."""
-    first, act, second, _ = policy.policy_torso.layers
+    first, act, second, _ = policy.policy_encoder.layers
     x = seen.flatten(1)
     if policy.normalize:
         x = ((x - policy.moments.mean) * policy.moments.scale()).clamp(-OBSERVATION_CLIP, OBSERVATION_CLIP)
@@ -103,7 +103,7 @@ def measure(case: Case) -> dict[str, float]:
     """Act once, in the interpreter and with torch."""
     torch.manual_seed(0)
     group = Group("agent", Box(case.inputs), case.space, masked=case.masked)
-    policy = ActorCritic(group, mlp_torso(case.hidden, case.activation), case.shared, case.normalize, 0.0)
+    policy = ActorCritic(group, mlp_encoder(case.hidden, case.activation), case.shared_encoder, case.normalize, 0.0)
     assert fits(policy)
     nvec = tuple(policy.head.nvec)
     with torch.no_grad():
@@ -125,7 +125,7 @@ def measure(case: Case) -> dict[str, float]:
     return dict(
         equal_actions=float((action == expected_action).all(1).float().mean()),
         log_prob_error=float((log_prob - expected_log_prob).abs().max()),
-        value_error=float((value - expected_value).abs().max()) if policy.shared else 0.0,
+        value_error=float((value - expected_value).abs().max()) if policy.shared_encoder else 0.0,
     )
 
 

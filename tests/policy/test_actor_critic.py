@@ -1,4 +1,4 @@
-"""The policy of the policy-gradient learners: torsos, normalization, values, what it starts with."""
+"""The policy of the policy-gradient learners: encoders, normalization, values, what it starts with."""
 
 import numpy as np
 import pytest
@@ -6,15 +6,15 @@ import torch
 from torch import nn
 
 from shoal.core import Box, Discrete, Group, ShoalError
-from shoal.policy import ActorCritic, mlp_torso
+from shoal.policy import ActorCritic, mlp_encoder
 from shoal.policy.mlp import MLP
 
 GROUP = Group("g", observation=Box(4), action=Discrete(3))
 
 
-def make(shared=False, normalize=False, torso=None, group=GROUP) -> ActorCritic:
+def make(shared_encoder=False, normalize=False, encoder=None, group=GROUP) -> ActorCritic:
     torch.manual_seed(0)
-    return ActorCritic(group, torso or mlp_torso((16, 8), "tanh"), shared, normalize, 0.0)
+    return ActorCritic(group, encoder or mlp_encoder((16, 8), "tanh"), shared_encoder, normalize, 0.0)
 
 
 def test_layers_are_applied_in_order():
@@ -27,9 +27,9 @@ def test_layers_are_applied_in_order():
     np.testing.assert_allclose(mlp(x).detach(), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_shapes_and_both_ways_to_the_value(shared):
-    policy = make(shared)
+@pytest.mark.parametrize("shared_encoder", [True, False])
+def test_shapes_and_both_ways_to_the_value(shared_encoder):
+    policy = make(shared_encoder)
     x = torch.randn(10, 4)
     params, value = policy.distribution_and_value(x)
     assert (tuple(params.shape), tuple(value.shape)) == ((10, 3), (10,))
@@ -38,17 +38,17 @@ def test_shapes_and_both_ways_to_the_value(shared):
 
 
 def test_a_shared_torso_learns_from_the_value_and_a_separate_one_does_not():
-    for shared in (True, False):
-        policy = make(shared)
+    for shared_encoder in (True, False):
+        policy = make(shared_encoder)
         policy.value(torch.randn(10, 4)).sum().backward()
-        touched = any(p.grad is not None and p.grad.any() for p in policy.policy_torso.parameters())
-        assert touched == shared
+        touched = any(p.grad is not None and p.grad.any() for p in policy.policy_encoder.parameters())
+        assert touched == shared_encoder
 
 
 def test_orthogonal_start():
     """Rows or columns of a layer's weights are orthogonal with the usual gains; biases are zero."""
     policy = make()
-    layers = [m for m in policy.policy_torso.modules() if isinstance(m, nn.Linear)]
+    layers = [m for m in policy.policy_encoder.modules() if isinstance(m, nn.Linear)]
     gains = [(layer, np.sqrt(2.0)) for layer in layers] + [(policy.head.linear, 0.01), (policy.value_head, 1.0)]
     for layer, gain in gains:
         w = layer.weight.detach().double()
@@ -91,7 +91,7 @@ def test_bytes_are_seen_as_numbers():
 
 
 class Pooled(nn.Module):
-    """A torso of a user's own: pictures to eight features."""
+    """A encoder of a user's own: pictures to eight features."""
 
     def __init__(self, shape):
         super().__init__()
@@ -102,15 +102,15 @@ class Pooled(nn.Module):
 
 
 def test_a_users_torso():
-    policy = make(torso=Pooled, group=Group("g", observation=Box((2, 6, 6)), action=Discrete(3)))
+    policy = make(encoder=Pooled, group=Group("g", observation=Box((2, 6, 6)), action=Discrete(3)))
     params, value = policy.distribution_and_value(torch.randn(5, 2, 6, 6))
     assert (tuple(params.shape), tuple(value.shape)) == ((5, 3), (5,))
-    assert policy.policy_torso is not policy.value_torso
+    assert policy.policy_encoder is not policy.value_encoder
     assert policy.head.linear.in_features == 8
 
 
 @pytest.mark.parametrize(
-    ("torso", "says"),
+    ("encoder", "says"),
     [
         (lambda shape: nn.Unflatten(1, (2, 2)), r"\[batch, 4\].*\[batch, features\].*\(2, 2, 2\)"),
         (lambda shape: nn.Flatten(0), r"\[batch, features\].*\(8,\)"),
@@ -118,9 +118,9 @@ def test_a_users_torso():
     ],
     ids=["too many axes", "no batch", "a tuple"],
 )
-def test_a_torso_of_wrong_output_is_refused(torso, says):
+def test_a_torso_of_wrong_output_is_refused(encoder, says):
     with pytest.raises(ShoalError, match=says):
-        make(torso=torso)
+        make(encoder=encoder)
 
 
 def test_a_mask_reaches_the_head():

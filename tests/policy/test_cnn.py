@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from shoal.core import Box, Discrete, Group, ShoalError
-from shoal.policy import ActorCritic, ImpalaResNet, NatureCNN, choose_torso
+from shoal.policy import ActorCritic, ImpalaResNet, NatureCNN, choose_encoder
 from shoal.policy.cnn import Conv, image_size
 
 ATARI = (4, 84, 84)
@@ -181,7 +181,7 @@ def test_bf16_inside(make):
 
 @pytest.mark.parametrize("shape", [(4, 35, 84), (84, 35, 3)])
 def test_images_too_small_for_nature_are_refused(shape):
-    with pytest.raises(ShoalError, match=r"at least 36 x 36 pixels, got (35 x 84|84 x 35).*--policy impala"):
+    with pytest.raises(ShoalError, match=r"at least 36 x 36 pixels, got (35 x 84|84 x 35).*--encoder impala"):
         NatureCNN(shape)
 
 
@@ -212,24 +212,26 @@ def test_it_learns_and_gradients_reach_every_parameter(make):
 # --- in a policy ------------------------------------------------------------------------------------------------------
 
 
-def policy(name="auto", normalize=False, shared=True, dtype=torch.uint8, shape=ATARI, **settings) -> ActorCritic:
+def policy(
+    name="auto", normalize=False, shared_encoder=True, dtype=torch.uint8, shape=ATARI, **settings
+) -> ActorCritic:
     torch.manual_seed(0)
     low, high = (0, 255) if dtype == torch.uint8 else (-math.inf, math.inf)
     group = Group("g", Box(shape, low, high, dtype=dtype), Discrete(3), **settings)
-    return ActorCritic(group, choose_torso(name, group, (8,), "tanh"), shared, normalize, 0.0)
+    return ActorCritic(group, choose_encoder(name, group, (8,), "tanh"), shared_encoder, normalize, 0.0)
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_a_policy_of_images(shared):
-    made, seen = policy(shared=shared), images(ATARI)
+@pytest.mark.parametrize("shared_encoder", [True, False])
+def test_a_policy_of_images(shared_encoder):
+    made, seen = policy(shared_encoder=shared_encoder), images(ATARI)
     params, value = made.distribution_and_value(seen)
     assert (params.shape, value.shape) == ((3, 3), (3,))
-    torch.testing.assert_close(made.head(made.policy_torso(seen.float() / 255.0)), params)
+    torch.testing.assert_close(made.head(made.policy_encoder(seen.float() / 255.0)), params)
 
 
 def test_bytes_reach_the_torso_as_they_are():
     made, given = policy(), []
-    made.policy_torso.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
+    made.policy_encoder.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
     seen = images(ATARI)
     made.distribution_and_value(seen)
     assert given[0] is seen

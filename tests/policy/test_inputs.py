@@ -1,4 +1,4 @@
-"""Which torso is chosen, and vectors of several parts against the parts run by hand."""
+"""Which encoder is chosen, and vectors of several parts against the parts run by hand."""
 
 import math
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shoal.core import Box, Discrete, Group, ShoalError
-from shoal.policy import MLP, ActorCritic, ImpalaResNet, MultiInput, NatureCNN, SEResNet9, choose_torso
+from shoal.policy import MLP, ActorCritic, ImpalaResNet, MultiInput, NatureCNN, SEResNet9, choose_encoder
 
 CAMERA, MAP = (40, 44, 3), (2, 36, 36)
 PARTS = (("camera", CAMERA), ("speed", (3,)), ("map", MAP), ("grid", (1, 5, 5)), ("goal", (2,)))
@@ -19,7 +19,7 @@ def seen_by(shape, parts=(), dtype=torch.float32, stack=1) -> Group:
 
 def chosen(name: str, group: Group):
     torch.manual_seed(0)
-    return choose_torso(name, group, (16, 8), "tanh")(group.seen.shape)
+    return choose_encoder(name, group, (16, 8), "tanh")(group.policy_observation.shape)
 
 
 @pytest.mark.parametrize(
@@ -55,11 +55,11 @@ def test_what_suits_what_is_seen(name, group, kind):
     [
         ("natur", seen_by(4), "no policy 'natur'; did you mean 'nature'"),
         ("xyz", seen_by(4), "no policy 'xyz'; choose one of: FILE.py:NAME, auto, impala, mlp, nature, se-resnet9"),
-        ("nature", seen_by(4), r"--policy nature is for images, but group 'g' sees \(4,\); use --policy mlp"),
-        ("impala", seen_by((84, 84)), r"--policy impala is for images.*\(84, 84\)"),
-        ("nature", seen_by(3, PARTS[1:2]), r"--policy nature is for images.*\(3,\)"),
+        ("nature", seen_by(4), r"--encoder nature is for images, but group 'g' sees \(4,\); use --encoder mlp"),
+        ("impala", seen_by((84, 84)), r"--encoder impala is for images.*\(84, 84\)"),
+        ("nature", seen_by(3, PARTS[1:2]), r"--encoder nature is for images.*\(3,\)"),
         ("nature", seen_by((3, 20, 20)), "at least 36 x 36"),
-        ("se-resnet9", seen_by(4), r"--policy se-resnet9 is for images.*\(4,\)"),
+        ("se-resnet9", seen_by(4), r"--encoder se-resnet9 is for images.*\(4,\)"),
     ],
 )
 def test_what_does_not_suit_is_refused(name, group, says):
@@ -69,14 +69,14 @@ def test_what_does_not_suit_is_refused(name, group, says):
 
 @pytest.mark.parametrize(("name", "cnn"), [("auto", NatureCNN), ("impala", ImpalaResNet)])
 def test_several_parts_equal_the_parts_by_hand(name, cnn):
-    torso = chosen(name, seen_by(SIZE, PARTS))
+    encoder = chosen(name, seen_by(SIZE, PARTS))
     given = {part: 255.0 * torch.rand(4, *shape) for part, shape in PARTS}
     flat = torch.cat([value.flatten(1) for value in given.values()], dim=1)
-    camera, chart = torso.cnns
+    camera, chart = encoder.cnns
     assert type(camera) is type(chart) is cnn
     rest = torch.cat([given[part].flatten(1) for part in ("speed", "grid", "goal")], dim=1)
-    expected = [camera(given["camera"].permute(0, 3, 1, 2) / 255.0), chart(given["map"] / 255.0), torso.mlp(rest)]
-    torch.testing.assert_close(torso(flat), torch.cat(expected, dim=1))
+    expected = [camera(given["camera"].permute(0, 3, 1, 2) / 255.0), chart(given["map"] / 255.0), encoder.mlp(rest)]
+    torch.testing.assert_close(encoder(flat), torch.cat(expected, dim=1))
 
 
 def test_distances_among_the_parts():
@@ -84,35 +84,35 @@ def test_distances_among_the_parts():
     parts = (("depth", (36, 36, 1)), ("gray", (36, 36, 1)))
     for high, end in ((math.inf, 10.0), (255.0, 10.0), (4.0, 4.0)):
         group = Group("g", Box(2 * 1296, 0.0, high, parts=parts, kinds=dict(depth="depth")), Discrete(3))
-        torso = chosen("auto", group)
+        encoder = chosen("auto", group)
         depth, gray = 12.0 * torch.rand(4, 1, 36, 36), 255.0 * torch.rand(4, 1, 36, 36)
-        expected = [torso.cnns[0](depth.clamp(max=end) / end), torso.cnns[1](gray / 255.0)]
-        found = torso(torch.cat([depth.flatten(1), gray.flatten(1)], dim=1))
+        expected = [encoder.cnns[0](depth.clamp(max=end) / end), encoder.cnns[1](gray / 255.0)]
+        found = encoder(torch.cat([depth.flatten(1), gray.flatten(1)], dim=1))
         torch.testing.assert_close(found, torch.cat(expected, dim=1))
 
 
 def test_parts_of_images_alone():
-    torso = chosen("auto", seen_by(math.prod(MAP), (("map", MAP),)))
+    encoder = chosen("auto", seen_by(math.prod(MAP), (("map", MAP),)))
     image = 255.0 * torch.rand(4, *MAP)
-    assert torso.mlp is None
-    torch.testing.assert_close(torso(image.flatten(1)), torso.cnns[0](image / 255.0))
+    assert encoder.mlp is None
+    torch.testing.assert_close(encoder(image.flatten(1)), encoder.cnns[0](image / 255.0))
 
 
 def test_frames_of_one_part_are_joined_along_their_channels():
     """What a group sees of two observations: all parts of the older one, then all of the newer."""
-    torso = chosen("auto", seen_by(SIZE, PARTS, stack=2))
+    encoder = chosen("auto", seen_by(SIZE, PARTS, stack=2))
     old, new = ({part: 255.0 * torch.rand(4, *shape) for part, shape in PARTS} for _ in range(2))
     flat = torch.cat([value.flatten(1) for given in (old, new) for value in given.values()], dim=1)
     camera = torch.cat([given["camera"].permute(0, 3, 1, 2) for given in (old, new)], dim=1) / 255.0
     chart = torch.cat([old["map"], new["map"]], dim=1) / 255.0
     rest = [given[part].flatten(1) for given in (old, new) for part in ("speed", "grid", "goal")]
-    expected = [torso.cnns[0](camera), torso.cnns[1](chart), torso.mlp(torch.cat(rest, dim=1))]
-    torch.testing.assert_close(torso(flat), torch.cat(expected, dim=1))
+    expected = [encoder.cnns[0](camera), encoder.cnns[1](chart), encoder.mlp(torch.cat(rest, dim=1))]
+    torch.testing.assert_close(encoder(flat), torch.cat(expected, dim=1))
 
 
 def make(group: Group, normalize: bool) -> ActorCritic:
     torch.manual_seed(0)
-    return ActorCritic(group, choose_torso("auto", group, (16, 8), "tanh"), True, normalize, 0.0)
+    return ActorCritic(group, choose_encoder("auto", group, (16, 8), "tanh"), True, normalize, 0.0)
 
 
 def test_pixels_among_the_parts_are_not_normalized():

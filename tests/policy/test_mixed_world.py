@@ -8,7 +8,7 @@ import warp as wp
 
 from shoal.algos.ppo import PPO, PPOConfig
 from shoal.core import Box, Discrete, Field, FrameStack, Group, KernelWorld, Mixed, MultiDiscrete
-from shoal.policy import ActorCritic, NatureCNN, choose_torso
+from shoal.policy import ActorCritic, NatureCNN, choose_encoder
 from shoal.runs.evaluation import Player, RandomPolicy
 from shoal.tools.bench import random_actions
 from shoal.tools.check_rules import draw, to_actions
@@ -56,8 +56,8 @@ def made() -> Collector:
     world = FrameStack(Bar(ENVS, "cpu"), 2)
     torch.manual_seed(0)
     group = world.groups[0]
-    policy = ActorCritic(group, choose_torso("auto", group, (8,), "tanh"), True, True, 0.0)
-    assert isinstance(policy.policy_torso, NatureCNN)
+    policy = ActorCritic(group, choose_encoder("auto", group, (8,), "tanh"), True, True, 0.0)
+    assert isinstance(policy.policy_encoder, NatureCNN)
     collector = Collector(world, {"g": policy}, 8, 0)
     collector.start(0)
     collector.collect()

@@ -5,7 +5,7 @@ import torch
 
 from shoal.core import Box, Discrete, Group, MultiDiscrete, ShoalError
 from shoal.core.spaces import Mixed
-from shoal.policy import QPolicy, choose_torso, mlp_torso
+from shoal.policy import QPolicy, choose_encoder, mlp_encoder
 from shoal.policy.heads import MASKED
 from shoal.policy.q import QHead
 
@@ -22,7 +22,7 @@ KINDS = {
 
 def make(group=ONE, **head) -> QPolicy:
     torch.manual_seed(0)
-    return QPolicy(group, mlp_torso((16,), "tanh"), False, **head)
+    return QPolicy(group, mlp_encoder((16,), "tanh"), False, **head)
 
 
 @pytest.mark.parametrize("group", [ONE, SEVERAL])
@@ -30,7 +30,7 @@ def make(group=ONE, **head) -> QPolicy:
 def test_there_is_a_value_for_every_choice(kind, group):
     policy = make(group, **KINDS[kind])
     seen = torch.randn(5, 3)
-    numbers, q = policy.numbers(seen), policy.distribution(seen)
+    numbers, q = policy.q_logits(seen), policy.distribution(seen)
     assert numbers.shape == (5, group.choices, policy.head.width)
     assert q.shape == (5, group.choices)
     assert policy.head.mode(q).shape == (5, *group.action.shape)
@@ -42,15 +42,15 @@ def test_values_are_the_means_of_their_distributions():
     numbers = torch.randn(6, 4, 11)
     atoms = QHead(3, (4,), True, atoms=11, v_min=-2.0, v_max=3.0)
     by_hand = sum(numbers.softmax(-1)[..., i] * (-2.0 + 0.5 * i) for i in range(11))
-    torch.testing.assert_close(atoms.worth(numbers), by_hand)
-    torch.testing.assert_close(QHead(3, (4,), True, quantiles=11).worth(numbers), numbers.mean(-1))
+    torch.testing.assert_close(atoms.q_values(numbers), by_hand)
+    torch.testing.assert_close(QHead(3, (4,), True, quantiles=11).q_values(numbers), numbers.mean(-1))
 
 
 def test_dueling_values_are_the_state_s_plus_advantages_of_mean_zero():
     head = make(SEVERAL, dueling=True).head
     features = torch.randn(5, 16)
     raw = head.linear(features)
-    q = head.worth(head(features))
+    q = head.q_values(head(features))
     for part in q.split((2, 3), dim=1):
         torch.testing.assert_close(part.mean(1), raw[:, -1])
     torch.testing.assert_close(q[:, 0] - q[:, 1], raw[:, 0] - raw[:, 1])
@@ -59,9 +59,9 @@ def test_dueling_values_are_the_state_s_plus_advantages_of_mean_zero():
 @pytest.mark.parametrize("kind", KINDS)
 def test_small_differences_of_worth_are_told_apart_in_bf16(kind):
     head, features = make(**KINDS[kind]).head, torch.randn(64, 16).bfloat16()
-    exact = head.worth(head(features.float()))
+    exact = head.q_values(head(features.float()))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        torch.testing.assert_close(head.worth(head(features)), exact, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(head.q_values(head(features)), exact, rtol=1e-5, atol=1e-5)
 
 
 def noise(rows: int, width: int, rate: float) -> torch.Tensor:
@@ -120,7 +120,7 @@ def test_noise_is_the_counter_s_and_goes_when_told_to():
     assert torch.equal(policy.distribution(seen), first)
     assert not torch.equal(first, second)
     assert not torch.equal(first, quiet)
-    policy.quieten()
+    policy.zero_noise()
     assert torch.equal(policy.distribution(seen), quiet)
     assert make().noise_plan(7, 0, counter) is None
 
@@ -145,7 +145,7 @@ def test_noise_is_factorised():
 
 def test_images_go_through_the_usual_torsos():
     group = Group("g", observation=Box((4, 84, 84), dtype=torch.uint8), action=Discrete(6))
-    policy = QPolicy(group, choose_torso("nature", group, (8,), "relu"), True, dueling=True)
+    policy = QPolicy(group, choose_encoder("nature", group, (8,), "relu"), True, dueling=True)
     assert policy.as_bytes
     assert policy.distribution(torch.zeros(2, 4, 84, 84, dtype=torch.uint8)).shape == (2, 6)
     assert policy.activations() > 512

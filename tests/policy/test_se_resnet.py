@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from shoal.core import Box, Discrete, Group, ShoalError
-from shoal.policy import ActorCritic, SEResNet9, choose_torso, core_maker
+from shoal.policy import ActorCritic, SEResNet9, choose_encoder, rnn_maker
 from shoal.policy.se_resnet import BINS, SIZES, Block
 
 SMALL = SIZES["se-resnet9-small"]
@@ -22,13 +22,13 @@ def space(*parts, dtype=torch.float16, **kinds) -> Box:
     return Box(sum(math.prod(shape) for _, shape in parts), dtype=dtype, parts=parts, kinds=found)
 
 
-def made(seen: Box, name="se-resnet9-small", core=None, normalize=False, shared=True, **group) -> ActorCritic:
+def made(seen: Box, name="se-resnet9-small", rnn=None, normalize=False, shared_encoder=True, **group) -> ActorCritic:
     torch.manual_seed(0)
     g = Group("g", seen, Discrete(4), **group)
-    return ActorCritic(g, choose_torso(name, g, (8,), "tanh"), shared, normalize, 0.0, core)
+    return ActorCritic(g, choose_encoder(name, g, (8,), "tanh"), shared_encoder, normalize, 0.0, rnn)
 
 
-def torso(seen: Box, frames=1, sizes=SMALL, stirred=True) -> SEResNet9:
+def encoder(seen: Box, frames=1, sizes=SMALL, stirred=True) -> SEResNet9:
     """With weights that are zero at first stirred up, which would hide mistakes."""
     torch.manual_seed(0)
     net = SEResNet9(seen, frames, sizes)
@@ -47,9 +47,9 @@ def count(*modules: nn.Module) -> int:
 
 
 def test_the_policy_of_the_paper_has_its_parameters():
-    policy = made(space(DEPTH, GOAL, LAST), "se-resnet9", core_maker("lstm", 512, 2))
+    policy = made(space(DEPTH, GOAL, LAST), "se-resnet9", rnn_maker("lstm", 512, 2))
     assert count(policy) == 10_988_085
-    net = policy.policy_torso
+    net = policy.policy_encoder
     (network,) = net.networks
     convolutions = [m for m in network.blocks.modules() if isinstance(m, nn.Conv2d)]
     excitation = [m for m in network.blocks.modules() if isinstance(m, nn.Linear)]
@@ -59,8 +59,8 @@ def test_the_policy_of_the_paper_has_its_parameters():
     assert count(*excitation) == 43_520 + 1_020
     assert sum(block.shifts.numel() + block.scale.numel() for block in network.blocks) == 20
     assert [count(layer) for layer in net.embeddings] == [128, 160]
-    assert policy.core is not None
-    assert count(policy.core) == 4_333_568
+    assert policy.rnn is not None
+    assert count(policy.rnn) == 4_333_568
     assert count(policy.head) + count(policy.value_head) == 2_052 + 513
     assert net(torch.rand(2, 4104)).shape == (2, 576)
 
@@ -84,9 +84,9 @@ def test_other_sizes_of_images(shape, left, features):
 
 
 def test_the_small_one():
-    policy = made(space(DEPTH, GOAL, LAST), core=core_maker("lstm", 128))
+    policy = made(space(DEPTH, GOAL, LAST), rnn=rnn_maker("lstm", 128))
     assert count(policy) < 400_000
-    assert policy.policy_torso(torch.rand(2, 4104)).shape == (2, 128 + 64)
+    assert policy.policy_encoder(torch.rand(2, 4104)).shape == (2, 128 + 64)
 
 
 @pytest.mark.parametrize("shape", [(66, 64, 1), (64, 90, 3)])
@@ -134,7 +134,7 @@ def distances(depth: np.ndarray, far: float = 10.0) -> torch.Tensor:
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_distances_and_other_parts_equal_the_layers(sizes):
-    net = torso(space(DEPTH, GOAL, LAST), sizes=sizes)
+    net = encoder(space(DEPTH, GOAL, LAST), sizes=sizes)
     depth, goal = 12.0 * torch.rand(2, 64, 64), torch.randn(2, 3)
     last = F.one_hot(torch.tensor([0, 4]), 5).float()
     expected = [
@@ -147,9 +147,9 @@ def test_distances_and_other_parts_equal_the_layers(sizes):
 
 
 def test_colors_and_distances_are_joined():
-    net = torso(space(GOAL, RGB, DEPTH))
+    net = encoder(space(GOAL, RGB, DEPTH))
     goal, rgb, depth = torch.randn(2, 3), torch.randint(0, 256, (2, 64, 64, 3)), 12.0 * torch.rand(2, 64, 64)
-    net.take_in(torch.cat([goal, rgb.float().flatten(1), depth.flatten(1)], dim=1))
+    net.update_normalizer(torch.cat([goal, rgb.float().flatten(1), depth.flatten(1)], dim=1))
     shares = rgb.double().numpy() / 255.0
     colors = (shares - shares.mean((0, 1, 2))) / np.sqrt(np.maximum(shares.var((0, 1, 2)), 0.01))
     planes = torch.cat([torch.as_tensor(colors).float().permute(0, 3, 1, 2), distances(depth.numpy())], dim=1)
@@ -160,7 +160,7 @@ def test_colors_and_distances_are_joined():
 
 def test_images_of_several_sizes_have_networks_of_their_own():
     parts = (("eye", (32, 32, 3)), ("depth", (16, 16, 1)), ("other", (3, 32, 32)))
-    net = torso(space(*parts))
+    net = encoder(space(*parts))
     assert [network.stem.in_features for network in net.networks] == [16 * 6, 16 * 11]
     assert net(torch.rand(2, 3 * 1024 + 256 + 3 * 1024)).shape == (2, 256)
 
@@ -174,7 +174,7 @@ def test_images_of_several_sizes_have_networks_of_their_own():
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_bins_of_distances(meters, share, bin, dtype):
-    net = torso(Box((16, 16, 1), 0.0, math.inf, dtype=dtype))
+    net = encoder(Box((16, 16, 1), 0.0, math.inf, dtype=dtype))
     picture = net.pictures["0"]
     planes = picture(torch.full((1, 256), meters, dtype=dtype))
     assert planes.shape == (1, 16, 16, 11)
@@ -183,7 +183,7 @@ def test_bins_of_distances(meters, share, bin, dtype):
 
 
 def test_a_closer_bound_is_the_end_of_distances():
-    net = torso(Box((16, 16, 1), 0.0, 2.0))
+    net = encoder(Box((16, 16, 1), 0.0, 2.0))
     depth = 2.0 * torch.rand(2, 16, 16)
     torch.testing.assert_close(
         net(depth.unsqueeze(-1)), by_hand(net, distances(depth.numpy(), 2.0)), rtol=1e-3, atol=1e-4
@@ -197,7 +197,7 @@ def test_distances_are_not_normalized():
     assert not alone.has_moments
     plain, normalizing = (made(space(DEPTH, GOAL, LAST, dtype=torch.float32), normalize=n) for n in (False, True))
     seen = torch.cat([10.0 * torch.rand(30, 4096), 5.0 + torch.randn(30, 3), torch.eye(5)[torch.arange(30) % 5]], 1)
-    normalizing.take_in(seen)
+    normalizing.update_normalizer(seen)
     expected = seen.clone()
     expected[:, 4096:4099] = (seen[:, 4096:4099] - seen[:, 4096:4099].mean(0)) / seen[:, 4096:4099].std(0, correction=0)
     torch.testing.assert_close(normalizing.value(seen), plain.value(expected), rtol=1e-3, atol=1e-4)
@@ -217,21 +217,21 @@ def test_running_moments_of_colors():
     assert policy.as_bytes
     assert policy.has_moments
     first, second, counts = colors(), colors(seed=1), torch.tensor([1, 0, 1, 1, 0, 0]).bool()
-    policy.take_in(first)
-    policy.take_in(second, counts)
-    moments = policy.policy_torso.pictures["0"].moments
+    policy.update_normalizer(first)
+    policy.update_normalizer(second, counts)
+    moments = policy.policy_encoder.pictures["0"].moments
     everything = torch.cat([first, second[counts]]).double().numpy() / 255.0
     np.testing.assert_allclose(moments.mean, everything.mean((0, 1, 2)), rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(moments.var, everything.var((0, 1, 2)), rtol=1e-4, atol=1e-7)
-    planes = policy.policy_torso.pictures["0"](colors(seed=2).flatten(1))
+    planes = policy.policy_encoder.pictures["0"](colors(seed=2).flatten(1))
     assert planes[..., 0].std() == pytest.approx(1.0, abs=0.05)
     assert not planes[..., 2].any()
 
 
 def test_moments_are_saved_with_the_policy():
-    one, other = (made(Box((16, 16, 3), 0, 255, dtype=torch.uint8), shared=False) for _ in range(2))
+    one, other = (made(Box((16, 16, 3), 0, 255, dtype=torch.uint8), shared_encoder=False) for _ in range(2))
     before = one.value(colors())
-    one.take_in(colors())
+    one.update_normalizer(colors())
     other.load_state_dict(one.state_dict())
     assert torch.equal(one.value(colors()), other.value(colors()))
     assert not torch.equal(one.value(colors()), before)
@@ -240,8 +240,8 @@ def test_moments_are_saved_with_the_policy():
 @pytest.mark.parametrize("kind", ["bytes", "distances"])
 def test_channels_may_come_first_or_last(kind):
     channels, dtype = (3, torch.uint8) if kind == "bytes" else (1, torch.float32)
-    last = torso(Box((32, 16, channels), 0, 255, dtype=dtype))
-    first = torso(Box((channels, 32, 16), 0, 255, dtype=dtype))
+    last = encoder(Box((32, 16, channels), 0, 255, dtype=dtype))
+    first = encoder(Box((channels, 32, 16), 0, 255, dtype=dtype))
     image = torch.randint(0, 12, (2, 32, 16, channels)).to(dtype)
     torch.testing.assert_close(last(image), first(image.permute(0, 3, 1, 2).contiguous()))
 
@@ -252,7 +252,7 @@ def test_frames_of_a_stack_are_joined(parts):
     seen = space(("depth", (16, 16, 1)), GOAL) if parts else Box((16, 16, 1), 0, 10)
     group = Group("g", seen, Discrete(4), stack=2)
     torch.manual_seed(0)
-    net = choose_torso("se-resnet9-small", group, (8,), "tanh")(group.seen.shape)
+    net = choose_encoder("se-resnet9-small", group, (8,), "tanh")(group.policy_observation.shape)
     assert net.networks[0].stem.in_features == 16 * 22
     old, new, goal = 10.0 * torch.rand(2, 16, 16), 10.0 * torch.rand(2, 16, 16), torch.randn(2, 6)
     planes = torch.cat([distances(old.numpy()), distances(new.numpy())], dim=1)
@@ -284,7 +284,7 @@ def test_residual_branches_begin_with_nothing():
 @pytest.mark.parametrize("name", SIZES)
 def test_features_begin_at_a_sensible_size(name):
     """The signal neither fades nor grows on its way through the blocks."""
-    net = torso(Box((64, 64, 1), 0, 10), sizes=SIZES[name], stirred=False)
+    net = encoder(Box((64, 64, 1), 0, 10), sizes=SIZES[name], stirred=False)
     found = []
     for layer in (net.networks[0].blocks[0], net.networks[0].blocks):
         layer.register_forward_hook(lambda *given: found.append(float(given[-1].detach().square().mean())))
@@ -294,7 +294,7 @@ def test_features_begin_at_a_sensible_size(name):
 
 def test_it_learns_and_gradients_reach_every_parameter():
     """Four images can be told apart after a few steps; the branches begin to take part with the second."""
-    net = torso(space(("depth", (16, 16, 1)), ("rgb", (16, 16, 3)), GOAL, LAST), stirred=False)
+    net = encoder(space(("depth", (16, 16, 1)), ("rgb", (16, 16, 3)), GOAL, LAST), stirred=False)
     depth, rgb, labels = views(4, 16, 2, 1), 25.0 * views(4, 16, 2, 3), torch.arange(4)
     seen = torch.cat([depth.flatten(1), rgb.flatten(1), torch.rand(4, 8)], dim=1)
     head = nn.Linear(128 + 64, 4)
@@ -310,7 +310,7 @@ def test_it_learns_and_gradients_reach_every_parameter():
 
 
 def test_bf16_inside():
-    policy = made(space(DEPTH, GOAL, LAST), core=core_maker("lstm", 16, 2))
+    policy = made(space(DEPTH, GOAL, LAST), rnn=rnn_maker("lstm", 16, 2))
     seen, state = torch.rand(3, 4104).half(), torch.zeros(3, policy.state_size)
     exact = policy.step(seen, state)
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -21,12 +21,12 @@ from shoal.training.trainer import Trainer
 from tests.run.test_q_learning import state_of
 from tests.run.test_runs import assert_same
 
-SMALL = dict(num_envs=8, rollout=4, eval_episodes=4, quiet=True, device="cpu", log_every=0.0)
+SMALL = dict(num_envs=8, rollout_steps=4, eval_episodes=4, quiet=True, device="cpu", log_every=0.0)
 STEPS = 8 * 4
 Q = dict(batch_size=32, buffer_size=800, learning_starts=100, replay_ratio=1.7)
 KINDS = {
     "ppo": dict(algo="ppo", normalize_obs=True, normalize_reward=True),
-    "appo with a core": dict(algo="appo", core="gru", core_size=8),
+    "appo with a core": dict(algo="appo", rnn="gru", rnn_size=8),
     "impala": dict(algo="impala"),
     "dqn": dict(algo="dqn", prioritized=True, **Q),
 }
@@ -36,12 +36,12 @@ KINDS = {
 def test_without_lag_it_is_the_same_as_in_turns(kind, tmp_path):
     settings = {**SMALL, **KINDS[kind], "total_steps": 30 * STEPS}
     turns = shoal.train("cartpole", run_dir=tmp_path / "turns", **{**settings, "asynchronous": False})
-    both = shoal.train("cartpole", run_dir=tmp_path / "both", **{**settings, "asynchronous": True, "max_lag": 0})
+    both = shoal.train("cartpole", run_dir=tmp_path / "both", **{**settings, "asynchronous": True, "max_policy_lag": 0})
     assert_same(state_of(turns), state_of(both))
 
 
 def test_a_run_without_lag_resumes_bit_for_bit(tmp_path):
-    settings = dict(**SMALL, algo="appo", anneal="none", max_lag=0)
+    settings = dict(**SMALL, algo="appo", lr_schedule="none", max_policy_lag=0)
     whole = shoal.train("cartpole", total_steps=30 * STEPS, run_dir=tmp_path / "whole", **settings)
     shoal.train("cartpole", total_steps=13 * STEPS, run_dir=tmp_path / "cut", **settings)
     assert_same(state_of(whole), state_of(shoal.resume(tmp_path / "cut", total_steps=30 * STEPS)))
@@ -68,7 +68,7 @@ class Observed(threading.Condition):
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_lag_nothing_waits_at_a_checkpoint_and_resuming_is_exact(kind):
     """Four cuts, each made only after the actor has had its chance to begin another rollout."""
-    settings = {**SMALL, "max_lag": 0, "total_steps": 20 * STEPS, **KINDS[kind], "asynchronous": True}
+    settings = {**SMALL, "max_policy_lag": 0, "total_steps": 20 * STEPS, **KINDS[kind], "asynchronous": True}
     job = make_job("cartpole", **settings)
     saved = {}
     with closing(AsyncTrainer(job)) as whole:
@@ -105,7 +105,7 @@ def seams(trainer) -> list[int]:
 
 def lagging(**settings) -> AsyncTrainer:
     """A trainer that learns slowly: rollouts wait."""
-    settings = {**SMALL, "total_steps": 60 * STEPS, "max_lag": 2, "asynchronous": True, **settings}
+    settings = {**SMALL, "total_steps": 60 * STEPS, "max_policy_lag": 2, "asynchronous": True, **settings}
     trainer = AsyncTrainer(make_job("cartpole", **settings))
     learn = trainer.learn
     trainer.learn = lambda: (learn(), time.sleep(0.03))
@@ -142,10 +142,10 @@ def test_metrics_after_a_resume_are_of_what_came_after_it():
             assert resumed.read_metrics()["rollout/ep_len_mean"] == pytest.approx((more - steps) / (later - episodes))
 
 
-@pytest.mark.parametrize("max_lag", [1, 3])
-def test_lag_is_what_is_allowed_and_told(max_lag):
+@pytest.mark.parametrize("max_policy_lag", [1, 3])
+def test_lag_is_what_is_allowed_and_told(max_policy_lag):
     """Learning is made slow: the queue fills, and policies are as old as they may be."""
-    settings = {**SMALL, "total_steps": 40 * STEPS, "max_lag": max_lag}
+    settings = {**SMALL, "total_steps": 40 * STEPS, "max_policy_lag": max_policy_lag}
     trainer = AsyncTrainer(make_job("cartpole", algo="appo", **settings))
     learn = trainer.learn
 
@@ -160,8 +160,8 @@ def test_lag_is_what_is_allowed_and_told(max_lag):
             told = trainer.learners["cart"].rollout
             assert int(trainer.learners["cart"].updates) == trainer.iteration == int(told.version)
         found = trainer.read_metrics()
-        assert found["train/lag_max"] == max_lag
-        assert 0.5 * max_lag < found["train/lag_mean"] <= max_lag
+        assert found["train/lag_max"] == max_policy_lag
+        assert 0.5 * max_policy_lag < found["train/lag_mean"] <= max_policy_lag
         assert found["time/actor_waits"] > 0.0
         with trainer.still():
             made = trainer.collector.counter.clone()
@@ -169,7 +169,7 @@ def test_lag_is_what_is_allowed_and_told(max_lag):
                 assert_same(player.state_dict(), trainer.policies[name].state_dict())
             time.sleep(0.1)
             assert torch.equal(made, trainer.collector.counter)
-        assert int(made) <= trainer.iteration + max_lag + 1
+        assert int(made) <= trainer.iteration + max_policy_lag + 1
     finally:
         trainer.close()
 
@@ -178,7 +178,14 @@ def test_lag_is_what_is_allowed_and_told(max_lag):
 def test_players_get_newer_weights_in_the_middle_of_a_rollout(schedule):
     """The first rollout is learned from while the second is half made, whose later steps then know of it."""
     host = dict(schedule=schedule, batch="processes", workers=3, phase=0)
-    settings = {**SMALL, "rollout": 20, "total_steps": 40 * 8 * 20, "max_lag": 1, "lr": 0.05, "compile": "off"}
+    settings = {
+        **SMALL,
+        "rollout_steps": 20,
+        "total_steps": 40 * 8 * 20,
+        "max_policy_lag": 1,
+        "lr": 0.05,
+        "compile": "off",
+    }
     trainer = AsyncTrainer(make_job("gym:CartPole-v1", algo="appo", world_config=host, **settings))
     learn, send, half = trainer.learn, trainer.world.send, threading.Event()
     trainer.world.reset(0)
@@ -234,15 +241,21 @@ def test_players_know_what_was_loaded_before_anybody_acts(tmp_path):
     trainer.close()
 
 
-@pytest.mark.parametrize("max_lag", [0, 3])
-def test_memory_is_told_with_the_rollouts_that_wait(max_lag):
+@pytest.mark.parametrize("max_policy_lag", [0, 3])
+def test_memory_is_told_with_the_rollouts_that_wait(max_policy_lag):
     settings = {**SMALL, "num_envs": 64, "total_steps": 40 * STEPS}
     plain = make_job("tag-grid", algo="ppo", freeze=("runner",), one_policy=False, **settings)
     both = make_job(
-        "tag-grid", algo="ppo", asynchronous=True, max_lag=max_lag, freeze=("runner",), one_policy=False, **settings
+        "tag-grid",
+        algo="ppo",
+        asynchronous=True,
+        max_policy_lag=max_policy_lag,
+        freeze=("runner",),
+        one_policy=False,
+        **settings,
     )
     trainer = AsyncTrainer(both)
-    waiting = [trainer._free.get() for _ in range(max_lag + 1)]
+    waiting = [trainer._free.get() for _ in range(max_policy_lag + 1)]
     held = sum(t.nbytes for slot in waiting for t in slot.memory)
     held += sum(learner.rollout.nbytes for learner in trainer.learners.values())
     trainer.close()
@@ -252,7 +265,13 @@ def test_memory_is_told_with_the_rollouts_that_wait(max_lag):
 
 def test_it_learns_with_much_lag(tmp_path):
     run = shoal.train(
-        "cartpole", algo="appo", max_lag=8, total_steps=250_000, run_dir=tmp_path / "run", quiet=True, device="cpu"
+        "cartpole",
+        algo="appo",
+        max_policy_lag=8,
+        total_steps=250_000,
+        run_dir=tmp_path / "run",
+        quiet=True,
+        device="cpu",
     )
     assert run.evaluate(episodes=50)["cart"].mean >= 300
     rows = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
@@ -316,10 +335,10 @@ def test_what_one_thread_hands_over_another_gets():
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
-        (["--max-lag", "-1"], "--max-lag must not be negative"),
-        (["--learn-device", "cpu"], "--learn-device is for training with --asynchronous"),
+        (["--max-policy-lag", "-1"], "--max-policy-lag must not be negative"),
+        (["--learner-device", "cpu"], "--learner-device is for training with --asynchronous"),
         (["--algo", "appo", "--rho-clip", "0"], "--rho-clip must be above 0"),
-        (["--algo", "appo", "--learn-device", "cuda:9"], "--learn-device cuda:9"),
+        (["--algo", "appo", "--learner-device", "cuda:9"], "--learner-device cuda:9"),
     ],
 )
 def test_what_makes_no_sense_exits_2_with_one_sentence(words, answer, tmp_path, capsys):
@@ -374,7 +393,7 @@ def test_episodes_of_all_actors_count_alike():
 
 def test_actor_learners_that_finish_before_they_are_awaited_hold_up_nobody():
     """The last rollouts may be done between two looks at whether all is done."""
-    with closing(shared_trainer(total_steps=4 * SMALL["num_envs"] * SMALL["rollout"])) as trainer:
+    with closing(shared_trainer(total_steps=4 * SMALL["num_envs"] * SMALL["rollout_steps"])) as trainer:
         trainer.iterate()
         for thread in trainer._threads:
             thread.join()

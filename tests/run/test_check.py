@@ -30,7 +30,7 @@ class Pair(KernelWorld):
         push: float = 1.0
 
     state = dict(at=Field(float, (2,), unit="m"))
-    groups = (Group("walker", Box(1, -10.0, 10.0), Discrete(3), agents=2, masked=True, leaves=True),)
+    groups = (Group("walker", Box(1, -10.0, 10.0), Discrete(3), agents=2, masked=True, can_leave=True),)
 
     def step(self, s):
         s.at += s.config.push * (s.action - 1.0)

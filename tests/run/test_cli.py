@@ -41,7 +41,7 @@ def test_list_names_every_world(capsys):
         (["train", "cartpole", "--lr", "-1"], "--lr must be above 0"),
         (["train", "cartpole", "--world.max-steps", "0", "--run-dir", "{tmp}/run"], "max_steps must be at least 1"),
         (
-            ["train", "cartpole", "--policy", "transformer", "--run-dir", "{tmp}/run"],
+            ["train", "cartpole", "--encoder", "transformer", "--run-dir", "{tmp}/run"],
             "choose one of: FILE.py:NAME, auto, impala, mlp, nature",
         ),
         (["train", "nowhere.py:World"], "There is no file"),
@@ -103,7 +103,7 @@ def test_bad_flags_exit_2(flag):
 
 
 def test_train_then_eval_then_resume_from_the_command_line(tmp_path):
-    small = ["--num-envs", "16", "--rollout", "8", "--eval-episodes", "2", "--device", "cpu"]
+    small = ["--num-envs", "16", "--rollout-steps", "8", "--eval-episodes", "2", "--device", "cpu"]
     run = str(tmp_path / "run")
     trained = shoal("train", "cartpole", "--total-steps", "512", "--run-dir", run, *small, check=True)
     assert f"results: {run}" in trained.stdout
@@ -126,7 +126,7 @@ def test_a_world_and_a_network_of_ones_own(tmp_path):
         "512",
         "--num-envs",
         "16",
-        "--rollout",
+        "--rollout-steps",
         "8",
         "--eval-episodes",
         "2",
@@ -136,5 +136,5 @@ def test_a_world_and_a_network_of_ones_own(tmp_path):
         "25",
     ]
     run = str(tmp_path / "run")
-    shoal("train", world, "--policy", network, "--run-dir", run, *small, check=True)
+    shoal("train", world, "--encoder", network, "--run-dir", run, *small, check=True)
     assert shoal("eval", run, "--episodes", "2", check=True).stdout.startswith("mean ")

@@ -8,8 +8,8 @@ import torch
 
 from shoal.algos.a2c import A2C, A2CConfig
 from shoal.core import Box, Group, KernelWorld, MultiDiscrete
-from shoal.core.wrappers import ActionRepeat, FrameStack, KeepAs, TimeLimit, TransformObservation
-from shoal.policy import ActorCritic, mlp_torso
+from shoal.core.wrappers import ActionRepeat, CastObservation, FrameStack, TimeLimit, TransformObservation
+from shoal.policy import ActorCritic, mlp_encoder
 from shoal.runs.evaluation import Player
 from shoal.training.collector import Collector
 from tests.core.test_groups import Meadow
@@ -21,7 +21,7 @@ def policies(world) -> dict[str, ActorCritic]:
     torch.manual_seed(0)
     made = {}
     for g in world.groups:
-        made[g.name] = policy = ActorCritic(g, mlp_torso((8,), "tanh"), True, False, 0.0)
+        made[g.name] = policy = ActorCritic(g, mlp_encoder((8,), "tanh"), True, False, 0.0)
         with torch.no_grad():
             policy.head.linear.weight.normal_()
     return made
@@ -83,7 +83,9 @@ class Masked(KernelWorld):
     @staticmethod
     def groups(config):
         action = MultiDiscrete((2, 3))
-        return (Group("g", Box(1), action, agents=2, masked=True, leaves=config.leaves, every=config.every),)
+        return (
+            Group("g", Box(1), action, agents=2, masked=True, can_leave=config.leaves, action_interval=config.every),
+        )
 
     def step(self, s):
         if s.config.leaves:
@@ -149,7 +151,7 @@ class StackTwin:
 def short(world):
     """A single number of two bytes per observation."""
     shown = TransformObservation(world, lambda x: x[..., :1] + 8.0 * (x[..., 1:] % 100), Box(1))
-    return KeepAs(shown, torch.float16)
+    return CastObservation(shown, torch.float16)
 
 
 class ShortTwin(CountingTwin):
@@ -160,7 +162,7 @@ class ShortTwin(CountingTwin):
 def listen(policy: ActorCritic) -> list[torch.Tensor]:
     """What a policy is shown from now on."""
     heard: list[torch.Tensor] = []
-    policy.policy_torso.register_forward_pre_hook(lambda _, inputs: heard.append(inputs[0].clone()))
+    policy.policy_encoder.register_forward_pre_hook(lambda _, inputs: heard.append(inputs[0].clone()))
     return heard
 
 

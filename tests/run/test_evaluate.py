@@ -13,7 +13,7 @@ from shoal.core.wrappers import FrameStack, TimeLimit
 from shoal.runs.evaluation import SCENES_SHOWN, Evaluation, Score, _evaluation, confidence, student
 from tests.helpers import Counting
 
-SMALL = dict(num_envs=16, rollout=8, eval_episodes=2, quiet=True, device="cpu", log_every=0.0)
+SMALL = dict(num_envs=16, rollout_steps=8, eval_episodes=2, quiet=True, device="cpu", log_every=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -119,12 +119,12 @@ def test_wrappers_pass_scenes_and_maps_through():
         def scenes_of_envs(self):
             return ["here", "there"]
 
-        def tracks(self, envs):
+        def trajectory_recorder(self, envs):
             return envs
 
     world = FrameStack(TimeLimit(Placed(2), 3), 2)
     assert world.scenes_of_envs() == ["here", "there"]
-    assert world.tracks(5) == 5
+    assert world.trajectory_recorder(5) == 5
     assert TimeLimit(Counting(2), 3).scenes_of_envs() is None
 
 

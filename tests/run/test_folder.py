@@ -23,7 +23,7 @@ from shoal.runs.metrics import EventFile
 from shoal.training.trainer import Trainer
 from tests.damage import DAMAGES, replace_by
 
-FLAGS = "--num-envs 8 --rollout 8 --device cpu --quiet"
+FLAGS = "--num-envs 8 --rollout-steps 8 --device cpu --quiet"
 TRAIN = f"train cartpole --total-steps 192 --checkpoint-every 64 --eval-episodes 1 {FLAGS}"
 
 COMMANDS = {

@@ -14,11 +14,13 @@ from shoal.runs.run import load_run
 from shoal.training.memory_estimate import estimate
 from shoal.training.trainer import Trainer
 
-GRID = dict(world_config=dict(size=4, max_steps=8, random_start=True), num_envs=8, rollout=8, device="cpu", hidden=(8,))
+GRID = dict(
+    world_config=dict(size=4, max_steps=8, random_start=True), num_envs=8, rollout_steps=8, device="cpu", hidden=(8,)
+)
 SQUARE = dict(
     world_config=dict(taggers=3, runners=6, size=4.0, max_steps=10, tag_distance=0.1, neighbors=3),
     num_envs=8,
-    rollout=8,
+    rollout_steps=8,
     hidden=(8,),
     device="cpu",
     total_steps=1e6,
@@ -63,7 +65,7 @@ def test_groups_have_settings_of_their_own():
     trainer = Trainer(made)
     assert trainer.learners["runner"].config.lr == 5e-3
     assert trainer.learners["tagger"].config.lr == 1e-3
-    assert [layer.out_features for layer in trainer.policies["runner"].policy_torso.layers[::2]] == [4, 6]
+    assert [layer.out_features for layer in trainer.policies["runner"].policy_encoder.layers[::2]] == [4, 6]
     assert trainer.policies["tagger"].normalize
     assert not trainer.policies["runner"].normalize
 
@@ -117,7 +119,7 @@ def test_a_group_starts_with_the_policy_of_another_run(tmp_path):
     assert names
     for name in names:
         assert torch.equal(states[0][name], states[1][name]), name
-    assert states[1]["policy.tagger.policy_torso.layers.0.weight"].shape[0] == 5
+    assert states[1]["policy.tagger.policy_encoder.layers.0.weight"].shape[0] == 5
     resumed = shoal.resume(tmp_path / "two", total_steps=512, quiet=True)
     after = load_checkpoint(resumed.folder.pick("last"), "cpu").state
     assert all(torch.equal(states[0][name], after[name]) for name in names)
@@ -157,7 +159,7 @@ def test_a_tagged_runner_never_appears_in_a_loss_again(algo):
     weights = {}
     for spoil in ("nothing", "out", "in"):
         trainer = Trainer(
-            job(algo=algo, rollout=10, num_minibatches=4) if algo == "ppo" else job(algo=algo, rollout=10)
+            job(algo=algo, rollout_steps=10, num_minibatches=4) if algo == "ppo" else job(algo=algo, rollout_steps=10)
         )
         trainer.iterate()
         trainer.collect()
@@ -177,7 +179,7 @@ def test_a_tagged_runner_never_appears_in_a_loss_again(algo):
 
 
 def test_rewards_of_agents_that_are_out_are_zero_and_unseen_by_statistics():
-    trainer = Trainer(job(rollout=10))
+    trainer = Trainer(job(rollout_steps=10))
     for _ in range(3):
         trainer.collect()
         rollout = trainer.collector.rollouts["runner"]
@@ -189,7 +191,9 @@ def test_rewards_of_agents_that_are_out_are_zero_and_unseen_by_statistics():
 def test_updates_in_passes_equal_an_update_at_once(world, algo):
     weights = []
     for micro_batch_size in (None, 40):
-        changes = dict(algo=algo, num_envs=4, rollout=10, micro_batch_size=micro_batch_size, hidden=(8,), device="cpu")
+        changes = dict(
+            algo=algo, num_envs=4, rollout_steps=10, micro_batch_size=micro_batch_size, hidden=(8,), device="cpu"
+        )
         if algo == "ppo":
             changes["num_minibatches"] = 2
         made = make_job(world, total_steps=1e6, **changes) if world == "pandemic" else job(world, **changes)
@@ -204,7 +208,7 @@ def test_updates_in_passes_equal_an_update_at_once(world, algo):
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 def test_memory_is_told_beforehand(world, algo, kind):
     """What is counted without allocating is what a trainer then holds, to two per cent."""
-    made = make_job(world, algo=algo, num_envs=64, rollout=16, total_steps=1e6, device="cpu", obs_dtype=kind)
+    made = make_job(world, algo=algo, num_envs=64, rollout_steps=16, total_steps=1e6, device="cpu", obs_dtype=kind)
     told = estimate(made)
     trainer = Trainer(made)
     held = trainer.collector.nbytes + sum(learner.nbytes for learner in trainer.learners.values())
@@ -215,11 +219,11 @@ def test_memory_is_told_beforehand(world, algo, kind):
 @pytest.mark.parametrize("algo", ["a2c", "ppo"])
 @pytest.mark.parametrize(
     "changes",
-    [dict(frame_stack=4), dict(core="lstm", core_size=7), dict(vtrace=True)],
+    [dict(frame_stack=4), dict(rnn="lstm", rnn_size=7), dict(vtrace=True)],
     ids=["stacked", "recurrent", "vtrace"],
 )
 def test_memory_of_what_is_carried_is_told_to_the_byte(algo, changes):
-    made = make_job("tag-grid", algo=algo, num_envs=64, rollout=16, total_steps=1e6, device="cpu", **changes)
+    made = make_job("tag-grid", algo=algo, num_envs=64, rollout_steps=16, total_steps=1e6, device="cpu", **changes)
     trainer = Trainer(made)
     held = trainer.collector.nbytes + sum(learner.nbytes for learner in trainer.learners.values())
     assert estimate(made).rollout == held // 64
@@ -231,9 +235,11 @@ def test_the_most_envs_that_fit(monkeypatch):
     told = estimate(made, 10**9)
     assert made.train.num_envs % 3 == 0
     assert 0.9 * told.fits <= made.train.num_envs <= told.fits
-    full = job(num_envs="auto", num_minibatches=3, algo="ppo", total_steps=1e12, rollout=32).train.steps_per_iteration
+    full = job(
+        num_envs="auto", num_minibatches=3, algo="ppo", total_steps=1e12, rollout_steps=32
+    ).train.steps_per_iteration
     for total_steps in (10, 20_000, 100_000, full - 1, full, full + 1, 3 * full + 5, 1e12):
-        few = job(num_envs="auto", num_minibatches=3, algo="ppo", total_steps=total_steps, rollout=32).train
+        few = job(num_envs="auto", num_minibatches=3, algo="ppo", total_steps=total_steps, rollout_steps=32).train
         assert few.num_envs % 3 == 0
         assert few.steps_per_iteration <= full
         assert few.iterations == -(-total_steps // full)  # no more than with all envs that fit
@@ -245,11 +251,13 @@ def test_the_most_envs_that_fit(monkeypatch):
 
 def test_a_planner_chooses_at_its_own_pace():
     """Between its choices the planner's last action stands, in the world and for the learner."""
-    made = make_job("pandemic", num_envs=2, rollout=40, total_steps=1e6, device="cpu", hidden=(8,), num_minibatches=1)
+    made = make_job(
+        "pandemic", num_envs=2, rollout_steps=40, total_steps=1e6, device="cpu", hidden=(8,), num_minibatches=1
+    )
     made = replace(made, world_config=replace(made.world_config, planner_days=15))
     trainer = Trainer(made)
     trainer.iterate()
     rollout = trainer.collector.rollouts["planner"]
-    assert rollout.acting[:-1, 0, 0].nonzero().flatten().tolist() == [0, 15, 30]
+    assert rollout.is_decision_step[:-1, 0, 0].nonzero().flatten().tolist() == [0, 15, 30]
     trainer.collect()
-    assert rollout.acting[:-1, 0, 0].nonzero().flatten().tolist() == [5, 20, 35]
+    assert rollout.is_decision_step[:-1, 0, 0].nonzero().flatten().tolist() == [5, 20, 35]

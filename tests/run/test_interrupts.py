@@ -14,7 +14,7 @@ from shoal.runs.folder import RunFolder
 from tests.commands import start, wait_until
 
 STUCK = Path(__file__).parent / "stuck.py"
-FLAGS = ["--num-envs", "4", "--rollout", "8", "--device", "cpu", "--compile", "off"]
+FLAGS = ["--num-envs", "4", "--rollout-steps", "8", "--device", "cpu", "--compile", "off"]
 FLAGS += ["--eval-episodes", "0", "--total-steps", "1e7", "--run-dir", "run"]
 
 HANGS = {

@@ -21,7 +21,7 @@ import torch.multiprocessing as multiprocessing
 import shoal
 from shoal.algos import policy_gradient
 from shoal.core.errors import ShoalError
-from shoal.core.launch_info import find_place, first_host
+from shoal.core.launch_info import find_launch_info, first_host
 from shoal.runs import launching
 from shoal.runs.checkpoint import load_checkpoint
 from shoal.runs.folder import RunFolder
@@ -32,7 +32,9 @@ from shoal.training.trainer import Trainer
 
 ENVS, ROLLOUT = 16, 8
 STEPS = ENVS * ROLLOUT
-SMALL = dict(num_envs=ENVS, rollout=ROLLOUT, eval_episodes=2, quiet=True, device="cpu", log_every=0.0, hidden=(16, 16))
+SMALL = dict(
+    num_envs=ENVS, rollout_steps=ROLLOUT, eval_episodes=2, quiet=True, device="cpu", log_every=0.0, hidden=(16, 16)
+)
 
 # --- two processes that are kept for all tests ------------------------------------------------------------------
 
@@ -143,7 +145,7 @@ CASES = {
     "a2c, agents that leave": ("tag-grid", dict(SMALL, algo="a2c", world_config=dict(max_steps=20))),
     "ppo": ("cartpole", dict(SMALL, num_minibatches=1, epochs=3, target_kl=0.5, **NORMALIZED)),
     "ppo, agents that leave, in passes": ("tag-grid", dict(SMALL, num_minibatches=1, epochs=2, micro_batch_size=37)),
-    "ppo, a core": ("cartpole", dict(SMALL, num_minibatches=1, epochs=2, core="gru", core_size=8)),
+    "ppo, a core": ("cartpole", dict(SMALL, num_minibatches=1, epochs=2, rnn="gru", rnn_size=8)),
     "dqn": ("cartpole", dict(SMALL, algo="dqn", n_step=2, apex_alpha=3.0, normalize_obs=True, **Q)),
     "dqn, agents that leave": ("tag-grid", dict(SMALL, algo="dqn", **{**Q, "buffer_size": 20_000})),
     "sac": (
@@ -172,7 +174,7 @@ def test_a_state_can_be_shared_out_and_joined_at_will(pair, case):
         world, settings = "cartpole", dict(SMALL, algo="rainbow", atoms=11, **Q)
     else:
         world, settings = CASES[case]
-    settings = dict(settings, total_steps=20 * STEPS, anneal="none")
+    settings = dict(settings, total_steps=20 * STEPS, lr_schedule="none")
     before = trained(Processes(), world, settings, 4)[0]
     between = pair.run(trained, world, settings, 3, (before, 4))[0][0]
     after = trained(Processes(), world, settings, 2, (between, 7))[0]
@@ -197,7 +199,7 @@ def test_each_process_shuffles_its_own_samples(pair):
 
 def toured(processes: Processes) -> tuple:
     """Navigation: the scenes of this process, the parameters here, and metrics."""
-    settings = dict(num_envs=8, rollout=8, num_minibatches=2, total_steps=640, device="cpu", compile="off")
+    settings = dict(num_envs=8, rollout_steps=8, num_minibatches=2, total_steps=640, device="cpu", compile="off")
     config = dict(scenes="cabin:0-39", resident=2, swap=0, stagger=False, max_steps=6)
     trainer = Trainer(make_job("pointnav", world_config=config, **settings), processes)
     for _ in range(3):
@@ -224,7 +226,7 @@ SLOW = f"{Path(__file__).parents[1] / 'host' / 'envs.py'}:Slow"
 
 def raced(processes: Processes, share: float, settings: dict) -> tuple:
     """The share of each rollout that this process has made, all processes' share, and the parameters here."""
-    trainer = Trainer(make_job(SLOW, cut_short=share, **settings), processes)
+    trainer = Trainer(make_job(SLOW, sync_frac=share, **settings), processes)
     made = []
     for _ in range(4):
         trainer.iterate()
@@ -238,7 +240,7 @@ def raced(processes: Processes, share: float, settings: dict) -> tuple:
 @pytest.mark.parametrize("algo", ["ppo", "dqn"])
 def test_nobody_waits_for_a_straggler(pair, algo):
     """The second process is slow: its rollouts end when the first has finished, and both learn from all there is."""
-    settings = dict(num_envs=8, rollout=32, device="cpu", hidden=(16,), total_steps=1024, algo=algo)
+    settings = dict(num_envs=8, rollout_steps=32, device="cpu", hidden=(16,), total_steps=1024, algo=algo)
     settings |= dict(Q) if algo == "dqn" else dict(num_minibatches=2, epochs=2)
     settings["world_config"] = dict(batch="serial", phase=0, schedule="lockstep")
     (all_made, told, first), (some_made, also_told, second) = pair.run(raced, 0.5, settings)
@@ -327,17 +329,17 @@ def test_a_place_that_cannot_be_is_refused(monkeypatch, rank, size):
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("WORLD_SIZE", size)
     with pytest.raises(ShoalError, match="RANK must be a number below WORLD_SIZE"):
-        find_place()
+        find_launch_info()
 
 
 def test_place_in_a_slurm_job(monkeypatch):
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    assert find_place() is None
+    assert find_launch_info() is None
     told = dict(PROCID=5, STEP_NUM_TASKS=8, LOCALID=1, STEP_TASKS_PER_NODE="4(x2)", JOB_ID=77, STEP_ID=0)
     for name, value in told.items():
         monkeypatch.setenv(f"SLURM_{name}", str(value))
-    place = find_place()
+    place = find_launch_info()
     assert place is not None
     assert (place.rank, place.size, place.local_rank, place.local_size) == (5, 8, 1, 4)
     assert place.launch == "slurm:77.0"
@@ -349,7 +351,7 @@ def test_place_in_a_slurm_job(monkeypatch):
     [
         (dict(processes=3), "multiple of 3"),
         (dict(processes=0), "processes must be at least 1"),
-        (dict(processes=2, num_envs=2, rollout=3, num_minibatches=2), "Each of 2 processes has 3 samples"),
+        (dict(processes=2, num_envs=2, rollout_steps=3, num_minibatches=2), "Each of 2 processes has 3 samples"),
         (dict(processes=2, algo="dqn", batch_size=33), "batch-size that is a multiple of 2"),
         (dict(gpus=2), "torch sees 0 GPU"),
         (dict(processes=2, num_envs="auto"), "single process"),
@@ -363,7 +365,7 @@ def test_what_cannot_be_shared_out_is_refused(settings, answer):
 
 # --- whole runs ---------------------------------------------------------------------------------------------------
 
-RUN = dict(SMALL, num_minibatches=1, epochs=2, anneal="none", checkpoint_every=2 * STEPS)
+RUN = dict(SMALL, num_minibatches=1, epochs=2, lr_schedule="none", checkpoint_every=2 * STEPS)
 
 
 def flags(settings: dict) -> list[str]:
@@ -579,7 +581,7 @@ class Net(nn.Module):
 
 def test_an_error_in_one_process_is_told_once_and_nobody_starts_again(tmp_path):
     (tmp_path / "broken.py").write_text(BROKEN)
-    launcher = start(tmp_path / "run", total_steps=10 * STEPS, policy=f"{tmp_path / 'broken.py'}:Net")
+    launcher = start(tmp_path / "run", total_steps=10 * STEPS, encoder=f"{tmp_path / 'broken.py'}:Net")
     told = launcher.communicate(timeout=60)[1]
     assert launcher.returncode == 2
     assert told.count("A gradient of cart was not finite") == 1

@@ -16,10 +16,10 @@ from shoal.training.memory_estimate import estimate
 from shoal.training.trainer import Trainer
 from tests.run.test_runs import assert_same
 
-SMALL = dict(num_envs=8, rollout=4, eval_episodes=4, quiet=True, device="cpu", log_every=0.0)
+SMALL = dict(num_envs=8, rollout_steps=4, eval_episodes=4, quiet=True, device="cpu", log_every=0.0)
 SMALL_Q = dict(batch_size=32, buffer_size=800, learning_starts=100, replay_ratio=1.7)
 STEPS = 8 * 4
-EVERYTHING = dict(double=True, dueling=True, prioritized=True, atoms=11, v_min=0.0, v_max=100.0, noisy=True, n_step=3)
+EVERYTHING = dict(double_q=True, dueling=True, prioritized=True, atoms=11, v_min=0.0, v_max=100.0, noisy=True, n_step=3)
 
 
 def state_of(run):
@@ -60,7 +60,14 @@ def test_tuned_settings_solve(world, algo, score, seed, tmp_path):
 )
 def test_resumed_run_equals_an_uninterrupted_one(tmp_path, options):
     """Cut after 20 of 41 iterations, past the end of the replay; nothing depends on the length of the run."""
-    fixed = dict(epsilon=0.3, exploration_final_eps=0.3, priority_beta=1.0, anneal="none", frame_stack=2, time_limit=9)
+    fixed = dict(
+        exploration_initial_eps=0.3,
+        exploration_final_eps=0.3,
+        priority_beta=1.0,
+        lr_schedule="none",
+        frame_stack=2,
+        time_limit=9,
+    )
     settings = {**SMALL, **SMALL_Q, **fixed, **options}
     whole = shoal.train("cartpole", total_steps=41 * STEPS, run_dir=tmp_path / "whole", **settings)
     shoal.train("cartpole", total_steps=20 * STEPS, run_dir=tmp_path / "cut", **settings)
@@ -139,7 +146,7 @@ def test_memory_is_told_beforehand(options):
             ["cartpole", "--algo", "sac"],
             "'cart' acts by Discrete; use --algo a2c, a3c, appo, dqn, impala, ppo, r2d2 or rainbow.",
         ),
-        (["pendulum", "--algo", "td3", "--core", "gru"], "no use for a core"),
+        (["pendulum", "--algo", "td3", "--rnn", "gru"], "no use for a core"),
         (["cartpole", "--algo", "dqn", "--buffer-size", "200", "--n-step", "9"], "is too short"),
         (["cartpole", "--algo", "rainbow", "--quantiles", "20"], "not both"),
         (["cartpole", "--algo", "dqm"], "did you mean 'dqn'"),

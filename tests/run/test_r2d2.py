@@ -15,16 +15,20 @@ from tests.learn.test_recurrent import RECALL
 from tests.run.test_q_learning import state_of
 from tests.run.test_runs import assert_same
 
-SMALL = dict(num_envs=8, rollout=4, eval_episodes=4, quiet=True, device="cpu", log_every=0.0, hidden=(8,), core_size=6)
-SMALL_Q = dict(batch_size=32, buffer_size=1600, learning_starts=100, replay_ratio=1.7, burn_in=4, sequence=8)
+SMALL = dict(
+    num_envs=8, rollout_steps=4, eval_episodes=4, quiet=True, device="cpu", log_every=0.0, hidden=(8,), rnn_size=6
+)
+SMALL_Q = dict(batch_size=32, buffer_size=1600, learning_starts=100, replay_ratio=1.7, burn_in=4, sequence_length=8)
 STEPS = 8 * 4
 
 
-@pytest.mark.parametrize(("core", "seed"), [("lstm", 1), ("gru", 2)])
-def test_who_remembers_can_answer(core, seed):
-    """The cue is shown in the first of five steps; without a core one can but guess, which pays 1/3."""
-    settings = dict(num_envs=128, rollout=10, total_steps=20 * 1280, hidden=(16,), core=core, core_size=24, n_step=2)
-    settings.update(burn_in=10, sequence=10, batch_size=960, buffer_size=20_000, learning_starts=2000, replay_ratio=6.0)
+@pytest.mark.parametrize(("rnn", "seed"), [("lstm", 1), ("gru", 2)])
+def test_who_remembers_can_answer(rnn, seed):
+    """The cue is shown in the first of five steps; without an RNN one can but guess, which pays 1/3."""
+    settings = dict(num_envs=128, rollout_steps=10, total_steps=20 * 1280, hidden=(16,), rnn=rnn, rnn_size=24, n_step=2)
+    settings.update(
+        burn_in=10, sequence_length=10, batch_size=960, buffer_size=20_000, learning_starts=2000, replay_ratio=6.0
+    )
     job = make_job(
         RECALL, algo="r2d2", device="cpu", seed=seed, lr=1e-2, target_update_interval=15, gamma=0.9, **settings
     )
@@ -38,8 +42,8 @@ def test_who_remembers_can_answer(core, seed):
     "options",
     [
         dict(algo="r2d2", n_step=3, frame_stack=2),
-        dict(algo="dqn", core="gru", core_layers=2, normalize_obs=True, burn_in=0),
-        dict(algo="rainbow", core="lstm", atoms=11, v_max=100.0, epsilon=0.3, exploration_final_eps=0.3),
+        dict(algo="dqn", rnn="gru", rnn_layers=2, normalize_obs=True, burn_in=0),
+        dict(algo="rainbow", rnn="lstm", atoms=11, v_max=100.0, exploration_initial_eps=0.3, exploration_final_eps=0.3),
     ],
     ids=["r2d2", "dqn", "rainbow"],
 )
@@ -48,9 +52,9 @@ def test_resumed_run_equals_an_uninterrupted_one(tmp_path, options):
     settings = {
         **SMALL,
         **SMALL_Q,
-        "anneal": "none",
+        "lr_schedule": "none",
         "priority_beta": 1.0,
-        "epsilon": 0.4,
+        "exploration_initial_eps": 0.4,
         "exploration_final_eps": 0.4,
         "time_limit": 9,
         **options,
@@ -77,13 +81,13 @@ def test_the_replay_ratio_stays_exact():
 
 
 def test_one_group_of_two_may_remember():
-    settings = {**SMALL, **SMALL_Q, "per_group": ("runner.core=lstm", "runner.burn_in=8")}
+    settings = {**SMALL, **SMALL_Q, "per_group": ("runner.rnn=lstm", "runner.burn_in=8")}
     trainer = Trainer(make_job("tag-grid", algo="dqn", one_policy=False, total_steps=1e6, **settings))
     before = {name: learner.optimizer.flat.clone() for name, learner in trainer.learners.items()}
     for _ in range(12):
         trainer.iterate()
     learners = trainer.learners
-    assert {name: (made.burn_in, made.sequence) for name, made in learners.items()} == dict(
+    assert {name: (made.burn_in, made.sequence_length) for name, made in learners.items()} == dict(
         tagger=(0, 0), runner=(8, 8)
     )
     for name, learner in learners.items():
@@ -100,11 +104,11 @@ def test_a_policy_that_remembers_is_loaded_with_its_core(tmp_path):
     own = load_run(again.path).policies["cart"]
     for name, tensor in load_run(run.path).policies["cart"].state_dict().items():
         assert torch.equal(own.state_dict()[name], tensor)
-    assert own.core.kind == "lstm"
+    assert own.rnn.kind == "lstm"
     assert own.head.dueling
 
 
-@pytest.mark.parametrize("options", [{}, dict(prioritized=False, frame_stack=3, core="gru")])
+@pytest.mark.parametrize("options", [{}, dict(prioritized=False, frame_stack=3, rnn="gru")])
 def test_memory_is_told_beforehand(options):
     settings = {**SMALL, **SMALL_Q, "buffer_size": 64_000, **options}
     made = make_job("cartpole", algo="r2d2", total_steps=1e6, **settings)
@@ -130,25 +134,25 @@ def test_all_ends_of_a_sequence_have_their_final_observations():
 def test_defaults_of_the_learner_stand_between_the_world_s():
     """Above what a world says for all learners, below what it says for this one, and the user has the last word."""
     made = make_job("cartpole", algo="r2d2", device="cpu")
-    assert (made.train.core, made.train.rollout) == ("lstm", 40)
-    assert (made.learn.burn_in, made.learn.sequence, made.learn.n_step, made.learn.gamma) == (40, 80, 5, 0.997)
+    assert (made.train.rnn, made.train.rollout_steps) == ("lstm", 40)
+    assert (made.learn.burn_in, made.learn.sequence_length, made.learn.n_step, made.learn.gamma) == (40, 80, 5, 0.997)
     assert made.learn.batch_size % 80 == 0
     assert made.learn.rescale
-    assert make_job("cartpole", device="cpu").train.core == "none"
-    parsed = parse_job("cartpole", ["--algo", "r2d2", "--device", "cpu", "--core", "gru", "--rollout", "20"])
-    assert (parsed.train.core, parsed.train.rollout) == ("gru", 20)
-    make_job("cartpole", algo="dqn", core="lstm", device="cpu")
+    assert make_job("cartpole", device="cpu").train.rnn == "none"
+    parsed = parse_job("cartpole", ["--algo", "r2d2", "--device", "cpu", "--rnn", "gru", "--rollout-steps", "20"])
+    assert (parsed.train.rnn, parsed.train.rollout_steps) == ("gru", 20)
+    make_job("cartpole", algo="dqn", rnn="lstm", device="cpu")
 
 
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
-        (["--algo", "r2d2", "--core", "none"], "R2D2 learns what to remember and needs a core"),
-        (["--algo", "r2d2", "--rollout", "32"], "use --burn-in 32 --sequence 64"),
+        (["--algo", "r2d2", "--rnn", "none"], "R2D2 learns what to remember and needs an RNN"),
+        (["--algo", "r2d2", "--rollout-steps", "32"], "use --burn-in 32 --sequence-length 64"),
         (["--algo", "r2d2", "--batch-size", "300"], "use --batch-size 320"),
         (["--algo", "r2d2", "--atoms", "51"], "--rescale is for Q-values that are plain numbers"),
         (["--algo", "r2d2", "--buffer-size", "8000"], "sequences of 120 rows"),
-        (["--algo", "dqn", "--core", "lstm", "--rollout", "24"], "use --burn-in 24 --sequence 72"),
+        (["--algo", "dqn", "--rnn", "lstm", "--rollout-steps", "24"], "use --burn-in 24 --sequence-length 72"),
     ],
 )
 def test_what_makes_no_sense_exits_2_with_one_sentence(words, answer, tmp_path, capsys):

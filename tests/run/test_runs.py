@@ -20,7 +20,7 @@ from shoal.training.build import make_world
 from shoal.training.trainer import Trainer
 
 ROOT = Path(__file__).parents[2]
-SMALL = dict(num_envs=32, rollout=8, eval_episodes=4, quiet=True, device="cpu", log_every=0.0)
+SMALL = dict(num_envs=32, rollout_steps=8, eval_episodes=4, quiet=True, device="cpu", log_every=0.0)
 STEPS = 32 * 8
 
 
@@ -58,7 +58,7 @@ def test_metrics_carry_the_usual_names(run):
 @pytest.mark.parametrize("algo", ["ppo", "a2c"])
 def test_resumed_run_equals_an_uninterrupted_one(tmp_path, algo):
     """Cut after 4 of 9 iterations by a smaller total; the schedule of the learning rate is the same in both."""
-    settings = dict(SMALL, algo=algo, normalize_obs=True, normalize_reward=True, anneal="none")
+    settings = dict(SMALL, algo=algo, normalize_obs=True, normalize_reward=True, lr_schedule="none")
     whole = shoal.train("pendulum", total_steps=9 * STEPS, run_dir=tmp_path / "whole", **settings)
     shoal.train("pendulum", total_steps=4 * STEPS, run_dir=tmp_path / "cut", **settings)
     resumed = shoal.resume(tmp_path / "cut", total_steps=9 * STEPS)
@@ -66,7 +66,7 @@ def test_resumed_run_equals_an_uninterrupted_one(tmp_path, algo):
 
 
 def test_resume_with_wrappers_is_exact(tmp_path):
-    settings = dict(SMALL, action_repeat=2, frame_stack=3, time_limit=11, anneal="none")
+    settings = dict(SMALL, action_repeat=2, frame_stack=3, time_limit=11, lr_schedule="none")
     whole = shoal.train("cartpole", total_steps=6 * STEPS, run_dir=tmp_path / "whole", **settings)
     shoal.train("cartpole", total_steps=3 * STEPS, run_dir=tmp_path / "cut", **settings)
     resumed = shoal.resume(tmp_path / "cut", total_steps=6 * STEPS)
@@ -75,7 +75,9 @@ def test_resume_with_wrappers_is_exact(tmp_path):
 
 def test_two_processes_make_the_same_numbers(tmp_path):
     for name in ("a", "b"):
-        flags = f"--total-steps {3 * STEPS} --num-envs 32 --rollout 8 --eval-episodes 2 --quiet --device cpu".split()
+        flags = (
+            f"--total-steps {3 * STEPS} --num-envs 32 --rollout-steps 8 --eval-episodes 2 --quiet --device cpu".split()
+        )
         command = [sys.executable, "-m", "shoal", "train", "cartpole", "--run-dir", str(tmp_path / name), *flags]
         subprocess.run(command, check=True, capture_output=True)
     assert_same(state_of(tmp_path / "a"), state_of(tmp_path / "b"))
@@ -167,8 +169,8 @@ def test_time_limit_reserves_room_for_every_truncation():
         (dict(hidden=64), "list of values"),
         (dict(gamma="0.9"), "finite number"),
         (dict(lr=float("inf")), "finite number"),
-        (dict(log_std=-1e31), "--log-std must be within 1e\\+30"),
-        (dict(log_std=float("nan")), "finite number"),
+        (dict(log_std_init=-1e31), "--log-std-init must be within 1e\\+30"),
+        (dict(log_std_init=float("nan")), "finite number"),
         (dict(seed=2**31), "seed must be between"),
         (dict(seed=2**63), "seed must be within"),
         (dict(target_kl=-1.0), "target-kl must be above 0"),
@@ -188,7 +190,7 @@ def test_bad_settings_from_python_are_named(settings, answer, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-SMALLEST = dict(num_envs=8, rollout=8, total_steps=256, hidden=(8,), device="cpu", asynchronous=False)
+SMALLEST = dict(num_envs=8, rollout_steps=8, total_steps=256, hidden=(8,), device="cpu", asynchronous=False)
 REPLAY = dict(buffer_size=512, batch_size=16, learning_starts=32, replay_ratio=0.5)
 EDGES = {float: (1e308, 1e30, 1e-320, -1e30), int: (2**31, 2**62)}
 ENDLESS = ("replay_ratio",)

@@ -22,7 +22,7 @@ from shoal.runs.jobs import make_job
 from shoal.runs.trust import key_path
 from tests.damage import places_of
 
-SMALL = dict(num_envs=8, rollout=8, total_steps=64, eval_episodes=0, quiet=True, device="cpu")
+SMALL = dict(num_envs=8, rollout_steps=8, total_steps=64, eval_episodes=0, quiet=True, device="cpu")
 
 WORLD = """
 from dataclasses import dataclass
@@ -73,7 +73,7 @@ def own(tmp_path):
     """A file of the user's and a run that was trained with it."""
     file = tmp_path / "own.py"
     file.write_text(WORLD)
-    run = shoal.train(f"{file}:Own", policy=f"{file}:Net", run_dir=tmp_path / "run", **SMALL)
+    run = shoal.train(f"{file}:Own", encoder=f"{file}:Net", run_dir=tmp_path / "run", **SMALL)
     _forget(file)
     return file, run.path
 
@@ -87,7 +87,7 @@ def _forget(file: Path) -> None:
 
 
 def change(path: Path, **parts) -> None:
-    """Other values in a config.json: world=…, or train=dict(policy=…)."""
+    """Other values in a config.json: world=…, or train=dict(encoder=…)."""
     config = json.loads((path / "config.json").read_text())
     for name, value in parts.items():
         config[name] = {**config[name], **value} if isinstance(value, dict) else value
@@ -112,9 +112,9 @@ EVIL = {
     "an env's module inside a package": dict(world="gym:evil_package.inner:X-v0"),
     "a PettingZoo module": dict(world="zoo:evil"),
     "a module above PettingZoo": dict(world="zoo:..evil"),
-    "a network": dict(train=dict(policy="evil.py:Net")),
-    "a network of a module": dict(train=dict(policy="evil:Net")),
-    "a network of one group": dict(train=dict(per_group=["cart.policy=evil.py:Net"])),
+    "a network": dict(train=dict(encoder="evil.py:Net")),
+    "a network of a module": dict(train=dict(encoder="evil:Net")),
+    "a network of one group": dict(train=dict(per_group=["cart.encoder=evil.py:Net"])),
 }
 
 
@@ -170,7 +170,7 @@ def test_a_run_of_another_user_needs_trust_and_says_what_would_run(own, tmp_path
         dict(code=[]),
         dict(code="all"),
         dict(code=[{"reference": 3}]),
-        dict(train=dict(per_group=["agent.policy=other.py:Net"])),
+        dict(train=dict(per_group=["agent.encoder=other.py:Net"])),
     ],
     ids=str,
 )
@@ -291,7 +291,7 @@ def test_a_config_that_is_none_is_refused_in_one_sentence(tmp_path, text):
         dict(hidden=[64] * 10_000),
         dict(action_repeat=10**30),
         dict(action_repeat=10**9),
-        dict(core_size=10**9),
+        dict(rnn_size=10**9),
         dict(num_envs=2**40),
         dict(num_envs=AUTO),
         dict(eval_episodes=2**61),
@@ -315,12 +315,12 @@ def test_sizes_that_cannot_be_are_refused(plain, tmp_path, train):
         (dict(device="cpu:7"), "There is no device 'cpu:7'"),
         (dict(device="cuda:99"), r"config\.json: device cuda:99: "),
         (dict(device="gpu"), "a GPU is called cuda"),
-        (dict(asynchronous=True, learn_device="meta"), "There is no device 'meta'"),
+        (dict(asynchronous=True, learner_device="meta"), "There is no device 'meta'"),
         (dict(freeze=["cart"]), "nobody is left to learn"),
         (dict(freeze=["nobody"]), "group to freeze"),
         (dict(per_group=["nobody.lr=1"]), "group in --per-group"),
-        (dict(core="lstm", num_envs=3), "divide"),
-        (dict(cut_short=0.5), "--cut-short is for envs on the host"),
+        (dict(rnn="lstm", num_envs=3), "divide"),
+        (dict(sync_frac=0.5), "--sync-frac is for envs on the host"),
     ],
     ids=str,
 )

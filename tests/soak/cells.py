@@ -19,7 +19,7 @@ class Cell:
         """Words of the command line after `shoal train`."""
         total = steps or self.steps
         # The learning rate may depend on the end of the run, so a resumed run keeps the end of the first one.
-        text = f"{self.flags} --num-envs {self.num_envs} --rollout {self.rollout} --total-steps {total}"
+        text = f"{self.flags} --num-envs {self.num_envs} --rollout-steps {self.rollout} --total-steps {total}"
         return [self.world, *text.split(), *f"--checkpoint-every {total // 8} {COMMON}".split()]
 
 
@@ -29,21 +29,23 @@ Q = "--batch-size 128 --learning-starts 1024 --buffer-size 20000"
 CELLS = {
     "ppo": Cell("cartpole", "--algo ppo", 400_000),
     "ppo-normalized": Cell("pendulum", "--algo ppo --normalize-obs --normalize-reward", 400_000),
-    "ppo-lstm": Cell("cartpole", "--algo ppo --core lstm --core-size 32", 100_000),
+    "ppo-lstm": Cell("cartpole", "--algo ppo --rnn lstm --rnn-size 32", 100_000),
     "ppo-groups": Cell("tag-continuous", "--algo ppo", 20_000, num_envs=16),
     "ppo-stacked": Cell("cartpole", "--algo ppo --frame-stack 4 --action-repeat 2", 200_000),
     "ppo-2-processes": Cell("cartpole", "--algo ppo --processes 2", 300_000),
     "a2c": Cell("acrobot", "--algo a2c", 400_000),
     "a3c-1-actor": Cell("cartpole", "--algo a3c --actors 1", 200_000),
     "a3c-3-actors": Cell("cartpole", "--algo a3c --actors 3", 200_000, num_envs=48, equal=False),
-    "appo-lag-0": Cell("cartpole", "--algo appo --max-lag 0", 200_000),
-    "appo-lag-2": Cell("cartpole", "--algo appo --max-lag 2", 200_000, equal=False),
-    "impala-lag-0": Cell("cartpole", "--algo impala --max-lag 0", 200_000),
+    "appo-lag-0": Cell("cartpole", "--algo appo --max-policy-lag 0", 200_000),
+    "appo-lag-2": Cell("cartpole", "--algo appo --max-policy-lag 2", 200_000, equal=False),
+    "impala-lag-0": Cell("cartpole", "--algo impala --max-policy-lag 0", 200_000),
     "dqn": Cell("cartpole", f"--algo dqn {Q}", 60_000),
     "dqn-asynchronous": Cell("cartpole", f"--algo dqn --asynchronous {Q}", 60_000, equal=False),
     "dqn-2-processes": Cell("cartpole", f"--algo dqn --processes 2 {Q}", 40_000),
     "rainbow": Cell("mountain-car", f"--algo rainbow {Q}", 20_000),
-    "r2d2": Cell("cartpole", "--algo r2d2 --burn-in 16 --sequence 16 --batch-size 64 --learning-starts 2048", 30_000),
+    "r2d2": Cell(
+        "cartpole", "--algo r2d2 --burn-in 16 --sequence-length 16 --batch-size 64 --learning-starts 2048", 30_000
+    ),
     "ddpg": Cell("pendulum", f"--algo ddpg {Q}", 20_000),
     "td3": Cell("pendulum", f"--algo td3 {Q}", 20_000),
     "sac": Cell("pendulum", f"--algo sac {Q}", 15_000),

@@ -23,7 +23,7 @@ def test_a_killed_run_resumes_and_ends_as_an_uninterrupted_one(tmp_path):
 
 
 def test_runs_leave_no_descriptors_and_threads_behind(tmp_path):
-    small = dict(num_envs=8, rollout=8, total_steps=128, eval_episodes=2, quiet=True, device="cpu", compile="off")
+    small = dict(num_envs=8, rollout_steps=8, total_steps=128, eval_episodes=2, quiet=True, device="cpu", compile="off")
     kept = []
     for number in range(4):
         for world, more in {

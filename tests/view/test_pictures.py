@@ -10,7 +10,7 @@ import warp as wp
 from PIL import Image
 
 import shoal
-from shoal.core import Box, Discrete, Each, Field, Group, KernelWorld, Places, TimeLimit
+from shoal.core import Box, Discrete, Field, ForGroup, Group, KernelWorld, Layout2D, TimeLimit
 from shoal.core.errors import ShoalError
 from shoal.core.registry import KERNEL_WORLDS
 from shoal.core.world_loading import world_class
@@ -21,7 +21,7 @@ from shoal.tools.bench import bench_stepping, bench_training
 from shoal.view.plot import plot_bench, plot_runs
 from shoal.view.video import SQUARE, contact_sheet, frames, record
 
-SMALL = dict(num_envs=16, rollout=8, eval_episodes=2, quiet=True, device="cpu", log_every=0.0)
+SMALL = dict(num_envs=16, rollout_steps=8, eval_episodes=2, quiet=True, device="cpu", log_every=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -132,12 +132,12 @@ class Ditch(KernelWorld):
         guard_turn=Field(float, (2,)),
     )
     groups = (
-        Group("walker", observation=Box(1), action=Discrete(2), agents=2, leaves=True),
+        Group("walker", observation=Box(1), action=Discrete(2), agents=2, can_leave=True),
         Group("guard", observation=Box(1), action=Discrete(2), agents=2),
     )
-    step, observe = [Each("walker", walk)], look
-    reset = [Each("walker", line_up), Each("guard", stand)]
-    places = Places(size="size", heading="{group}_turn")
+    step, observe = [ForGroup("walker", walk)], look
+    reset = [ForGroup("walker", line_up), ForGroup("guard", stand)]
+    layout = Layout2D(size="size", heading="{group}_turn")
 
 
 WALKER, GUARD, RED = (np.array(Canvas.rgb(name)) for name in (*GROUPS[:2], "red"))
@@ -256,19 +256,19 @@ def test_recordings_of_a_square_are_square(tmp_path):
 def test_places_may_be_vectors_of_all_groups():
     """[env, agent of any group, element] is split into the groups, in their order."""
     at = torch.arange(2 * 4 * 3).view(2, 4, 3).float()
-    found = Places(size=1.0, x="at[0]", y="at[2]").find({"at": at}, Ditch.groups)
+    found = Layout2D(size=1.0, x="at[0]", y="at[2]").find({"at": at}, Ditch.groups)
     assert found["walker"]["x"].tolist() == [[0.0, 3.0], [12.0, 15.0]]
     assert found["guard"]["y"].tolist() == [[8.0, 11.0], [20.0, 23.0]]
     with pytest.raises(ShoalError, match=r"name an element: \[0\]"):
-        Places(size=1.0, x="at", y="at[2]").find({"at": at}, Ditch.groups)
+        Layout2D(size=1.0, x="at", y="at[2]").find({"at": at}, Ditch.groups)
 
 
 def test_places_that_name_nothing_are_refused():
     for places, message in (
-        (Places(size="sise"), "setting for the size of places: 'sise'; did you mean 'size'"),
-        (Places(size=10.0, x="{group}_u"), "array for x of walker: 'walker_u'"),
-        (Places(size=10.0, heading="{group}_way"), "array for heading of walker: 'walker_way'"),
-        (Places(size=10.0, y="step_count"), "one number of 'step_count' per agent of 'walker'"),
+        (Layout2D(size="sise"), "setting for the size of places: 'sise'; did you mean 'size'"),
+        (Layout2D(size=10.0, x="{group}_u"), "array for x of walker: 'walker_u'"),
+        (Layout2D(size=10.0, heading="{group}_way"), "array for heading of walker: 'walker_way'"),
+        (Layout2D(size=10.0, y="step_count"), "one number of 'step_count' per agent of 'walker'"),
     ):
         Wrong = type("Wrong", (Ditch,), dict(places=places))
         with pytest.raises(ShoalError, match=message):

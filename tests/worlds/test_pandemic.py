@@ -255,7 +255,7 @@ def test_the_planner_is_heard_every_ninety_days():
         levels = choose(out.groups["governor"].action_mask, rng)
         said = torch.full((1, 1), (3, 15, 8)[day // 90], dtype=torch.int32)
         noise = said if day % 90 == 0 else torch.as_tensor(rng.integers(0, 21, (1, 1), dtype=np.int32))
-        assert bool(out.groups["planner"].acting) == (day % 90 == 0)
+        assert bool(out.groups["planner"].is_decision_step) == (day % 90 == 0)
         out = one.step(dict(governor=levels, planner=said))
         other.step(dict(governor=levels, planner=noise))
         third.step(dict(governor=levels, planner=said if day < 90 else NOTHING))

@@ -1,4 +1,4 @@
-"""Recurrent cores: what a policy remembers of its episode, between its torso and its heads."""
+"""Recurrent networks: what a policy remembers of its episode, between its encoder and its heads."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -9,10 +9,10 @@ from torch import nn
 from shoal.policy.mlp import linear, orthogonal
 
 GATES = {"lstm": 4, "gru": 3}
-"""Kind of core -> gates per output."""
+"""Kind of rnn -> gates per output."""
 
 
-class CoreLayer(nn.Module):
+class RNNLayer(nn.Module):
     """One layer of an LSTM (Hochreiter & Schmidhuber 1997) or GRU (Cho et al. 2014), with torch's order of gates.
 
     Its state is the output [batch, size] and beside it, in an LSTM, the cell.
@@ -69,7 +69,7 @@ class CoreLayer(nn.Module):
         return (fresh + torch.sigmoid(keep + keep_) * (parts[0] - fresh),)
 
 
-class Core(nn.Module):
+class RNN(nn.Module):
     """Layers of one kind and width, each on top of the outputs of the one before.
 
     The state is one tensor [batch, state_size]: the states of the layers, one after the other. An episode starts with
@@ -79,7 +79,7 @@ class Core(nn.Module):
     def __init__(self, kind: Literal["lstm", "gru"], features: int, size: int, layers: int = 1):
         super().__init__()
         self.kind, self.size = kind, size
-        self.layers = nn.ModuleList(CoreLayer(kind, size if i else features, size) for i in range(layers))
+        self.layers = nn.ModuleList(RNNLayer(kind, size if i else features, size) for i in range(layers))
         self.state_size = sum(layer.state_size for layer in self.layers)
 
     def step(self, features: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -127,10 +127,10 @@ def _fresh(ended: torch.Tensor) -> torch.Tensor:
     return torch.cat([torch.zeros_like(ended[:1]), ended[:-1]])
 
 
-CoreMaker = Callable[[int], Core]
-"""Makes a core for the width of a torso's features."""
+RNNMaker = Callable[[int], RNN]
+"""Makes an RNN for the width of a encoder's features."""
 
 
-def core_maker(kind: Literal["none", "lstm", "gru"], size: int, layers: int = 1) -> CoreMaker | None:
-    """A maker of cores of a kind, width and number of layers (None: the policy has no memory)."""
-    return None if kind == "none" else lambda features: Core(kind, features, size, layers)
+def rnn_maker(kind: Literal["none", "lstm", "gru"], size: int, layers: int = 1) -> RNNMaker | None:
+    """A maker of recurrent networks of a kind, width and number of layers (None: the policy has no memory)."""
+    return None if kind == "none" else lambda features: RNN(kind, features, size, layers)

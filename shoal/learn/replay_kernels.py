@@ -29,7 +29,7 @@ class Ring:
     terminated: wp.array2d(dtype=wp.bool)
     truncated: wp.array2d(dtype=wp.bool)
     alive: wp.array3d(dtype=wp.bool)
-    acting: wp.array3d(dtype=wp.bool)
+    is_decision_step: wp.array3d(dtype=wp.bool)
     serial: wp.array2d(dtype=int)
     final_count: wp.array(dtype=int)
     final_alive: wp.array3d(dtype=wp.bool)
@@ -58,7 +58,7 @@ def chooses(ring: Ring, row: int, env: int, agent: int) -> bool:
     if ring.leaves:
         found = ring.alive[row, env, agent]
     if ring.waits:
-        found = found and ring.acting[row, env, agent]
+        found = found and ring.is_decision_step[row, env, agent]
     return found
 
 
