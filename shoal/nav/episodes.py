@@ -25,7 +25,7 @@ import torch
 from shoal.core.errors import ShoalError, excerpt, make_folder, missing, writing
 from shoal.nav.ground import SMALLEST_REGION, GroundMemory
 from shoal.nav.queries import Pathfinder
-from shoal.scene.load import ENDINGS
+from shoal.scene.load import EXTENSIONS
 from shoal.scene.memory import SceneMemory
 from shoal.scene.sources import expand, prepare
 
@@ -96,7 +96,7 @@ class Episodes:
 def scene_name(source: str) -> str:
     """What a scene is called in a dataset: `a/Adrian.glb` is Adrian, `house:7@0` house-7@0, `house:7@1` house-7."""
     name = re.split(r"[\\/]", str(source))[-1]
-    ending = next((ending for ending in ENDINGS if name.lower().endswith(ending)), "")
+    ending = next((ending for ending in EXTENSIONS if name.lower().endswith(ending)), "")
     return name[: len(name) - len(ending)].removesuffix(".basis").removesuffix("@1").replace(":", "-")
 
 

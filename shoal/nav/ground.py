@@ -26,7 +26,7 @@ from shoal.render import cast
 from shoal.render.cast import Hit, Table, Words, face_normal, trace
 from shoal.scene.cache import cached
 from shoal.scene.memory import SceneMemory
-from shoal.scene.pack import Packed
+from shoal.scene.pack import PackedScene
 
 wp.set_module_options({"enable_backward": False})
 
@@ -141,7 +141,13 @@ class GroundMemory:
 
     @classmethod
     def cells_for(
-        cls, scenes: Sequence[Packed], cell: float, device: torch.device, rows: int = 1, goals: int = 1, room: float = 1
+        cls,
+        scenes: Sequence[PackedScene],
+        cell: float,
+        device: torch.device,
+        rows: int = 1,
+        goals: int = 1,
+        room: float = 1,
     ) -> int:
         """Cells of each row, `room` times as many as the largest of some scenes needs; refuses more than fit."""
         largest = max(scenes, key=lambda scene: cls.cells_needed(scene.bounds, cell))
@@ -155,7 +161,7 @@ class GroundMemory:
             )
         return cells
 
-    def check_room(self, scene: Packed) -> None:
+    def check_room(self, scene: PackedScene) -> None:
         """Refuse a scene that has more cells than a row holds."""
         need = self.cells_needed(scene.bounds, self.cell)
         if need > self.cells:
@@ -206,7 +212,7 @@ class GroundMemory:
         width, depth, storeys = found.size
         return cell_middles(found.origin[:2], self.cell, found.height.reshape(storeys, depth, width), cells)
 
-    def _find(self, row: int, scene: Packed, size: tuple[int, int, int]) -> list[np.ndarray]:
+    def _find(self, row: int, scene: PackedScene, size: tuple[int, int, int]) -> list[np.ndarray]:
         """Height, clearance and region of a scene, found on the device and copied to the host."""
         columns, cells = size[0] * size[1], size[0] * size[1] * size[2]
         self._clear(row)

@@ -39,14 +39,14 @@ class Site:
         if episodes is not None:
             check_scenes(episodes, sources)
         self.pool = ScenePool(
-            sources, envs, resident, device=device, limit=limit, period=period, seed=seed, up=up, scale=scale,
+            sources, envs, resident, device=device, limit=limit, swap_interval=period, seed=seed, up=up, scale=scale,
             strict=strict,
         )  # fmt: skip
         self.rng = torch.Generator().manual_seed(seed)
         memory = self.pool.memory
         first = [memory.scene(row) for row in range(memory.rows) if memory.scene(row)]
         try:
-            room = ROOM if self.pool.period else 1.0
+            room = ROOM if self.pool.swap_interval else 1.0
             cells = GroundMemory.cells_for(first, cell, memory.device, memory.rows, goals, room)
             self._make_tables(GroundMemory(memory, cells, body, cell), goals)
             for row in self.pool.active:
@@ -54,7 +54,7 @@ class Site:
         except ShoalError:
             self.pool.close()
             raise
-        self.pool.before_room, self.pool.before_use = self.ground.check_room, self.survey
+        self.pool.before_upload, self.pool.before_use = self.ground.check_room, self.survey
 
     def _make_tables(self, ground: GroundMemory, goals: int) -> None:
         self.ground, rows, device = ground, ground.memory.rows, ground.device

@@ -25,9 +25,9 @@ from shoal.nav.walk import Ground
 from shoal.render.movers import Movers
 from shoal.render.renderer import Renderer
 from shoal.scene.house import BUILDINGS
-from shoal.scene.pool import course
-from shoal.scene.sources import check_there, expand
-from shoal.scene.workshop import Errand
+from shoal.scene.pool import scene_order
+from shoal.scene.prefetch import ScenePreload
+from shoal.scene.sources import check_exists, expand
 
 STOP_ODDS = 0.03
 """How likely a new policy stops, compared with each other action: about once in a hundred steps."""
@@ -278,7 +278,7 @@ class NavWorld(KernelWorld):
         time_limit: int | None = None,
     ):
         self._site: Site | None = None
-        self._errand: Errand | None = None
+        self._preload: ScenePreload | None = None
         if time_limit is not None:  # episodes that begin out of phase must know it
             config = config or self.Config()
             config = replace(config, max_steps=min(config.max_steps, time_limit))
@@ -343,17 +343,17 @@ class NavWorld(KernelWorld):
     def prepare(self, seed: int) -> None:
         """Let other processes prepare the first scenes; those of files, which may be anything, are opened now."""
         sources = self._sources()
-        first = list(islice(course(sources, seed), min(self._resident, len(sources))))
-        check_there(first)
+        first = list(islice(scene_order(sources, seed), min(self._resident, len(sources))))
+        check_exists(first)
         if self._episode_files or not all(map(_is_built, first)):
             self.reset(seed)
             return
-        self._errand = Errand(first, self.config.up, self.config.scale, max(1, cpu_threads() // 2))
+        self._preload = ScenePreload(first, self.config.up, self.config.scale, max(1, cpu_threads() // 2))
 
     def _open(self, seed: int) -> None:
         """Load the first scenes and find their ground."""
         config, sources = self.config, self._sources()
-        self._end_errand()
+        self._end_preload()
         episodes = read_episodes(self._episode_files, sources) if self._episode_files else None
         self._site = Site(
             sources,
@@ -459,14 +459,14 @@ class NavWorld(KernelWorld):
         if self._site is not None:
             self._site.poll()
 
-    def _end_errand(self) -> None:
-        if self._errand is not None:
-            self._errand.close()
-            self._errand = None
+    def _end_preload(self) -> None:
+        if self._preload is not None:
+            self._preload.close()
+            self._preload = None
 
     def close(self) -> None:
         super().close()
-        self._end_errand()
+        self._end_preload()
         if self._site is not None:
             self._site.close()
             self._site = None

@@ -22,7 +22,7 @@ from shoal.render.kernel import (
 )
 from shoal.render.movers import Movers
 from shoal.scene.memory import SceneMemory
-from shoal.scene.pack import Packed, pack_scene
+from shoal.scene.pack import PackedScene, pack_scene
 from shoal.scene.scene import Scene
 from shoal.scene.sources import prepare
 
@@ -57,7 +57,7 @@ class Renderer:
 
     def __init__(
         self,
-        scenes: SceneMemory | Sequence[Scene | Packed | str] | Scene | Packed | str,
+        scenes: SceneMemory | Sequence[Scene | PackedScene | str] | Scene | PackedScene | str,
         views: int,
         size: tuple[int, int] = (64, 64),
         outputs: Sequence[str] | Mapping[str, torch.dtype] | str = ("depth", "rgb"),
@@ -190,12 +190,12 @@ def heading(yaw: torch.Tensor, pitch: float = 0.0) -> torch.Tensor:
 
 
 def _load(scenes: Any, device: str | torch.device) -> SceneMemory:
-    several = [scenes] if isinstance(scenes, (Scene, Packed, str)) else list(scenes)
+    several = [scenes] if isinstance(scenes, (Scene, PackedScene, str)) else list(scenes)
     if not several:
         raise ShoalError("A renderer needs at least one scene, got none.")
     device = full_device(device)
     ready = [prepare(s, device=device) if isinstance(s, str) else s for s in several]
-    return SceneMemory.holding([s if isinstance(s, Packed) else pack_scene(s, device) for s in ready], device)
+    return SceneMemory.holding([s if isinstance(s, PackedScene) else pack_scene(s, device) for s in ready], device)
 
 
 def check_settings(

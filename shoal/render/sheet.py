@@ -10,14 +10,14 @@ from shoal.core.errors import ShoalError, new_file, writing
 from shoal.render.renderer import Renderer
 from shoal.render.viewpoints import find_viewpoints
 from shoal.scene.memory import SceneMemory
-from shoal.scene.pack import Packed
+from shoal.scene.pack import PackedScene
 
 GAP = 6
 TITLE = 22
 
 
 def draw_sheet(
-    scene: Packed,
+    scene: PackedScene,
     views: int = 16,
     size: tuple[int, int] = (192, 144),
     *,

@@ -2,14 +2,14 @@
 
 from shoal.scene.load import load_scene
 from shoal.scene.memory import SceneMemory
-from shoal.scene.pack import Packed, pack_scene
+from shoal.scene.pack import PackedScene, pack_scene
 from shoal.scene.pool import ScenePool
 from shoal.scene.scene import Material, Scene, check_scene
 from shoal.scene.sources import expand, open_scene, prepare
 
 __all__ = [
     "Material",
-    "Packed",
+    "PackedScene",
     "Scene",
     "SceneMemory",
     "ScenePool",

@@ -1,4 +1,4 @@
-"""Prepared scenes on disk, so that the second load is fast: arrays in safetensors, checksummed, replaced atomically."""
+"""Disk cache of prepared scenes: arrays in safetensors files, checksummed and replaced atomically."""
 
 import contextlib
 import hashlib
@@ -20,20 +20,20 @@ from safetensors.numpy import save_file
 
 from shoal.core.environment import cache_root
 
-LARGEST_CACHE = 20 * 10**9
-"""Bytes. Beyond it the entries that were not used for longest go."""
-_ENDING = ".safetensors"
-_WRITING = ".writing-"
+MAX_CACHE_BYTES = 20 * 10**9
+"""Bytes. Beyond this size the least recently used entries are removed."""
+_SUFFIX = ".safetensors"
+_TEMPORARY = ".writing-"
 
-Made = TypeVar("Made")
+Value = TypeVar("Value")
 
 
 class DamagedError(Exception):
-    """A file of the cache that is not what was written."""
+    """A cache file whose content differs from what was written."""
 
 
 def cache_folder() -> Path:
-    """`$SHOAL_CACHE`, or shoal/scenes in the folder where this platform keeps what can be made again."""
+    """`$SHOAL_CACHE`, or shoal/scenes in the platform's cache folder."""
     if os.environ.get("SHOAL_CACHE"):
         return Path(os.environ["SHOAL_CACHE"]).expanduser()
     return cache_root() / "scenes"
@@ -41,47 +41,52 @@ def cache_folder() -> Path:
 
 def cached(
     key: str,
-    make: Callable[[], Made],
-    pack: Callable[[Made], tuple[dict[str, np.ndarray], dict]],
-    unpack: Callable[[dict[str, np.ndarray], dict], Made],
-) -> Made:
-    """What was stored under this key, or else what `make` makes, stored.
+    compute: Callable[[], Value],
+    pack: Callable[[Value], tuple[dict[str, np.ndarray], dict]],
+    unpack: Callable[[dict[str, np.ndarray], dict], Value],
+) -> Value:
+    """The value stored under this key, or else the result of `compute`, which is then stored.
 
-    The key must change whenever the outcome would: a hash of all that goes into it, and a version. Nothing about the
-    cache stops the work: a damaged entry is made anew, and a folder that cannot be written only warns.
+    The cache never raises: a damaged entry is computed again and a folder that cannot be written only warns.
+
+    Args:
+        key: Must change whenever the value does: a hash of all inputs and a version.
+        compute: Returns the value.
+        pack: Turns a value into arrays and JSON metadata.
+        unpack: The inverse of `pack`.
     """
-    path = cache_folder() / f"{key}{_ENDING}"
+    path = cache_folder() / f"{key}{_SUFFIX}"
     try:
-        made = unpack(*read_arrays(path))
+        value = unpack(*read_arrays(path))
         _touch(path)
-        return made
+        return value
     except FileNotFoundError:
         pass
     except (DamagedError, KeyError, TypeError, ValueError) as error:
-        warnings.warn(f"{path} is damaged ({error}); it is made anew.", stacklevel=2)
+        warnings.warn(f"{path} is damaged ({error}); it is computed again.", stacklevel=2)
     except OSError as error:
         warnings.warn(f"{path} cannot be read: {error.strerror or error}.", stacklevel=2)
-    made = make()
+    value = compute()
     try:
-        save_arrays(path, *pack(made))
+        save_arrays(path, *pack(value))
         trim(path.parent, spare=path)
     except OSError as error:
         warnings.warn(f"{path.parent} cannot be written: {error.strerror or error}; nothing is cached.", stacklevel=2)
-    return made
+    return value
 
 
 def save_arrays(path: Path, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
-    """Write arrays and what JSON can hold to one file: under another name first, so that no half of it is ever seen."""
+    """Write arrays and JSON metadata to one file, atomically: to a temporary file that then replaces `path`."""
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     text = json.dumps(meta)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Every writer has its own temporary file; of two that write the same entry, the later one wins.
-    handle, temporary = tempfile.mkstemp(prefix=_WRITING, suffix=_ENDING, dir=path.parent)
+    # Each writer has a temporary file; of two writers of one entry, the later one wins.
+    handle, temporary = tempfile.mkstemp(prefix=_TEMPORARY, suffix=_SUFFIX, dir=path.parent)
     os.close(handle)
     try:
         try:
             save_file(arrays, temporary, {"meta": text, "check": _checksum(arrays, text)})
-        except SafetensorError as error:  # how it reports a full disk
+        except SafetensorError as error:  # safetensors reports a full disk like this
             raise OSError(str(error)) from None
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -91,10 +96,15 @@ def save_arrays(path: Path, arrays: dict[str, np.ndarray], meta: dict[str, Any])
 
 
 def read_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """What `save_arrays` wrote. FileNotFoundError where there is nothing, DamagedError where it is something else."""
+    """The arrays and metadata written by `save_arrays`.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        DamagedError: If the content differs from what was written.
+    """
     if not os.path.lexists(path):
         raise FileNotFoundError(path)
-    if not path.is_file():  # a pipe or a device would never end
+    if not path.is_file():  # reading a pipe or a device would never return
         raise DamagedError("it is not a file")
     try:
         with safe_open(path, framework="numpy") as file:
@@ -110,23 +120,23 @@ def read_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 
 def trim(folder: Path, spare: Path | None = None, limit: int | None = None) -> None:
-    """Remove the entries that were not used for longest until the folder is within its limit, and old leftovers."""
+    """Remove the least recently used entries until the folder is within its limit, and stale temporary files."""
     entries = []
-    for path in folder.glob(f"*{_ENDING}"):
+    for path in folder.glob(f"*{_SUFFIX}"):
         try:
             status = path.lstat()
-        except OSError:  # another process was faster
+        except OSError:  # removed by another process
             continue
         if not stat.S_ISREG(status.st_mode):
             continue
-        if path.name.startswith(_WRITING):
+        if path.name.startswith(_TEMPORARY):
             if time.time() - status.st_mtime > 24 * 3600:
                 path.unlink(missing_ok=True)
         else:
             entries.append((status.st_mtime, status.st_size, path))
     total = sum(size for _, size, _ in entries)
     for _, size, path in sorted(entries):
-        if total <= (LARGEST_CACHE if limit is None else limit):
+        if total <= (MAX_CACHE_BYTES if limit is None else limit):
             return
         if path != spare:
             path.unlink(missing_ok=True)
@@ -134,15 +144,15 @@ def trim(folder: Path, spare: Path | None = None, limit: int | None = None) -> N
 
 
 def _touch(path: Path) -> None:
-    """Note that an entry was used: many disks do not keep the time of reading."""
+    """Set an entry's modification time to its last use: many file systems do not store access times."""
     with contextlib.suppress(OSError):
         os.utime(path)
 
 
 def _checksum(arrays: dict[str, np.ndarray], text: str) -> str:
-    """Over names, types, shapes and contents; CRC-32 of the contents, which is there against accidents, not attacks."""
+    """SHA-256 over names, dtypes, shapes and CRC-32 of the contents; detects accidents, not attacks."""
     parts = [text]
     for name in sorted(arrays):
         array = arrays[name]
-        parts.append(f"{name} {array.dtype} {array.shape} {zlib.crc32(array.reshape(-1).view(np.uint8)):08x}")
+        parts.append(f"{name} {array.dtype} {array.shape} {zlib.crc32(array.reshape(-1).view(np.uint8).data):08x}")
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -1,19 +1,19 @@
-"""What a scene holds, for people to read."""
+"""Summary of a scene as text, for `shoal scene info`."""
 
 import numpy as np
 
-from shoal.scene.pack import SECTIONS
+from shoal.scene.pack import SECTIONS, PackedScene
 from shoal.scene.scene import Scene
-from shoal.scene.sources import fetch, open_scene
+from shoal.scene.sources import open_scene, prepare_unchecked
 
 SMALL, LARGE = 0.05, 300.0
-"""Meters; a scene that is smaller or larger was probably drawn in another unit."""
+"""Meters; a smaller or larger scene probably uses another unit."""
 
 
 def scene_info(source: str, up: str = "auto", scale: float = 1.0, strict: bool = False) -> list[str]:
-    """Lines about a scene: what it is made of, how large it is, and what it takes on a device."""
+    """Lines of text about a scene: its size, contents, device memory and notes."""
     scene = open_scene(source, up, scale, strict)
-    packed = fetch(source, up, scale)
+    packed = prepare_unchecked(source, up, scale)
     low, high = scene.bounds
     extent = high - low
     lines = [
@@ -27,9 +27,9 @@ def scene_info(source: str, up: str = "auto", scale: float = 1.0, strict: bool =
         f"on device  {packed.nbytes / 1e6:.1f} MB: {_sections(packed)}",
     ]
     if extent.max() > LARGE:
-        lines.append(f"note       {extent.max():.4g} m across: in centimeters (--scale 0.01) or millimeters (0.001)?")
+        lines.append(f"note       {extent.max():.4g} m across: set --scale 0.01 for centimeters, 0.001 for millimeters")
     elif extent.max() < SMALL:
-        lines.append(f"note       only {extent.max():.4g} m across: give the length of its unit with --scale?")
+        lines.append(f"note       only {extent.max():.4g} m across: set --scale to the meters per unit of the file")
     return lines + [f"note       {note}" for note in scene.notes]
 
 
@@ -47,12 +47,12 @@ def _textures(scene: Scene) -> str:
 
 def _labels(scene: Scene) -> str:
     counts = np.bincount(scene.semantic, minlength=len(scene.labels))
-    there = [(count, label) for label, count in zip(scene.labels, counts, strict=True) if count]
-    shown = [f"{label} {count:,}" for count, label in sorted(there, key=lambda pair: -pair[0])[:12]]
-    return ", ".join(shown) + (f" and {len(there) - 12} more" if len(there) > 12 else "")
+    present = [(count, label) for label, count in zip(scene.labels, counts, strict=True) if count]
+    shown = [f"{label} {count:,}" for count, label in sorted(present, key=lambda pair: -pair[0])[:12]]
+    return ", ".join(shown) + (f" and {len(present) - 12} more" if len(present) > 12 else "")
 
 
-def _sections(packed) -> str:
-    ends = [*packed.places[1:], len(packed.words)]
-    sizes = [(end - first) * 16 / 1e6 for first, end in zip(packed.places, ends, strict=True)]
+def _sections(packed: PackedScene) -> str:
+    ends = [*packed.section_starts[1:], len(packed.words)]
+    sizes = [(end - first) * 16 / 1e6 for first, end in zip(packed.section_starts, ends, strict=True)]
     return ", ".join(f"{name} {size:.1f}" for name, size in zip(SECTIONS, sizes, strict=True))

@@ -1,7 +1,7 @@
-"""Scene memory: packed scenes side by side in one block on a device, with a table of where each lies.
+"""Scene memory: packed scenes in one preallocated block on a device, with a table of their offsets.
 
-The block is allocated once, so a limit on device memory holds by construction, a CUDA graph keeps valid addresses when
-scenes come and go, and neither loading nor unloading waits for the device.
+The block is allocated once, so the limit on device memory holds by construction, addresses in CUDA graphs stay valid
+when scenes are swapped, and neither loading nor unloading synchronizes with the device.
 """
 
 from dataclasses import dataclass
@@ -10,32 +10,32 @@ import torch
 
 from shoal.core.errors import ShoalError
 from shoal.core.store import full_device
-from shoal.scene.pack import SECTIONS, Packed
+from shoal.scene.pack import SECTIONS, PackedScene
 
 RADIUS = len(SECTIONS)
-"""Column of the table, after the first words of the sections: the radius of the scene around its origin (bits)."""
+"""Column of the table after the section offsets: the radius of the scene around its origin in meters (float32 bits)."""
 
 MIDDLE = RADIUS + 1
-"""The first of three columns: the middle of the scene, which its places are relative to (bits)."""
+"""First of three columns: the middle of the scene in meters, subtracted from its coordinates (float32 bits)."""
 
 EMPTY = -1
-"""What the table holds for a row without a scene."""
+"""Table entry of a row without a scene."""
 
 WORD = 16
-"""Bytes."""
+"""Bytes of a word."""
 
 
 @dataclass(frozen=True)
-class _Lot:
-    """A stretch of the block that a scene holds."""
+class _Allocation:
+    """Words [first, first + words) of the block, which hold `scene`."""
 
     first: int
     words: int
-    scene: Packed
+    scene: PackedScene
 
 
 class SceneMemory:
-    """Room for `rows` scenes in `limit` bytes of `device`."""
+    """A block of `limit` bytes on `device` for up to `rows` scenes."""
 
     def __init__(self, limit: int, rows: int, device: str | torch.device):
         self.device = full_device(device)
@@ -50,11 +50,11 @@ class SceneMemory:
                 "give a smaller limit or fewer resident scenes."
             ) from error
         self.table = torch.full((rows, MIDDLE + 3), EMPTY, dtype=torch.int32, device=self.device)
-        self._lots: list[_Lot | None] = [None] * rows
+        self._allocations: list[_Allocation | None] = [None] * rows
 
     @classmethod
-    def holding(cls, scenes: list[Packed], device: str | torch.device) -> "SceneMemory":
-        """Memory just large enough for these scenes, in rows 0, 1, ..."""
+    def holding(cls, scenes: list[PackedScene], device: str | torch.device) -> "SceneMemory":
+        """Memory that holds exactly these scenes, in rows 0, 1, ..."""
         memory = cls(sum(scene.nbytes for scene in scenes), len(scenes), device)
         for row, scene in enumerate(scenes):
             memory.put(row, scene)
@@ -62,79 +62,85 @@ class SceneMemory:
 
     @property
     def rows(self) -> int:
-        return len(self._lots)
+        return len(self._allocations)
 
     @property
     def used(self) -> int:
-        """Bytes that resident scenes hold."""
-        return sum(lot.words for lot in self._lots if lot) * WORD
+        """Bytes occupied by scenes."""
+        return sum(allocation.words for allocation in self._allocations if allocation) * WORD
 
-    def scene(self, row: int) -> Packed | None:
-        """What lies in a row, or None."""
-        lot = self._lots[row]
-        return lot.scene if lot else None
+    def scene(self, row: int) -> PackedScene | None:
+        """The scene in a row, or None."""
+        allocation = self._allocations[row]
+        return allocation.scene if allocation else None
 
-    def find_room(self, scene: Packed) -> int | None:
-        """The first word of the lowest gap that holds the scene, or None if every gap is too small."""
+    def find_gap(self, scene: PackedScene) -> int | None:
+        """The first word of the lowest gap that fits the scene, or None if every gap is too small."""
         need, start = len(scene.words), 0
-        for lot in sorted((lot for lot in self._lots if lot), key=lambda lot: lot.first):
-            if lot.first - start >= need:
+        for allocation in sorted(
+            (allocation for allocation in self._allocations if allocation), key=lambda allocation: allocation.first
+        ):
+            if allocation.first - start >= need:
                 return start
-            start = lot.first + lot.words
+            start = allocation.first + allocation.words
         return start if len(self.words) - start >= need else None
 
-    def reserve(self, row: int, scene: Packed) -> None:
-        """Set room aside for a scene in an empty row; it can be seen there once it was filled and published."""
-        held = self._lots[row]
+    def reserve(self, row: int, scene: PackedScene) -> None:
+        """Allocate words for a scene in an empty row; kernels see it once its slot is filled and published."""
+        held = self._allocations[row]
         if held:
             raise ShoalError(f"Row {row} of the scene memory holds {held.scene.name}; remove it first.")
-        first = self.find_room(scene)
+        first = self.find_gap(scene)
         if first is None:
             raise ShoalError(
                 f"{scene.name} needs {scene.nbytes / 1e6:.1f} MB, but of {self.limit / 1e6:.1f} MB of scene memory "
                 f"{(self.limit - self.used) / 1e6:.1f} MB are free; give a larger limit or fewer resident scenes."
             )
-        self._lots[row] = _Lot(first, len(scene.words), scene)
+        self._allocations[row] = _Allocation(first, len(scene.words), scene)
 
-    def _lot(self, row: int) -> _Lot:
-        lot = self._lots[row]
-        if lot is None:
+    def _allocation(self, row: int) -> _Allocation:
+        allocation = self._allocations[row]
+        if allocation is None:
             raise ShoalError(f"Row {row} of the scene memory is empty; reserve it first.")
-        return lot
+        return allocation
 
-    def room(self, row: int) -> torch.Tensor:
-        """The words that a row has been given, to be filled."""
-        lot = self._lot(row)
-        return self.words[lot.first : lot.first + lot.words]
+    def slot(self, row: int) -> torch.Tensor:
+        """float32 [words, 4]: the view of the block allocated to a row."""
+        allocation = self._allocation(row)
+        return self.words[allocation.first : allocation.first + allocation.words]
 
     def publish(self, row: int) -> None:
-        """Enter a filled row in the table, on torch's current stream."""
-        lot = self._lot(row)
-        radius = torch.from_numpy(abs(lot.scene.bounds).max(0)).norm().reshape(1).view(torch.int32)
-        places = torch.tensor([lot.first + place for place in lot.scene.places], dtype=torch.int32)
-        entry = torch.cat([places, radius, torch.from_numpy(lot.scene.middle).view(torch.int32)])
+        """Write the offsets of a filled row to the table, on torch's current stream."""
+        allocation = self._allocation(row)
+        radius = torch.from_numpy(abs(allocation.scene.bounds).max(0)).norm().reshape(1).view(torch.int32)
+        places = torch.tensor(
+            [allocation.first + place for place in allocation.scene.section_starts], dtype=torch.int32
+        )
+        entry = torch.cat([places, radius, torch.from_numpy(allocation.scene.middle).view(torch.int32)])
         if self.device.type == "cuda":
-            entry = entry.pin_memory()  # so that the copy waits for nothing
+            entry = entry.pin_memory()  # makes the copy asynchronous
         self.table[row].copy_(entry, non_blocking=True)
 
-    def put(self, row: int, scene: Packed) -> None:
+    def put(self, row: int, scene: PackedScene) -> None:
         """Copy a scene into an empty row, on torch's current stream."""
         self.reserve(row, scene)
-        self.room(row).copy_(scene.words)
+        self.slot(row).copy_(scene.words)
         self.publish(row)
 
-    def close_gaps(self) -> None:
-        """Move all scenes together, on torch's current stream, so that what is free is one piece."""
+    def compact(self) -> None:
+        """Close the gaps between scenes, on torch's current stream, so that the free words are contiguous."""
         start = 0
-        for row in sorted((r for r, lot in enumerate(self._lots) if lot), key=lambda r: self._lot(r).first):
-            lot = self._lot(row)
-            if lot.first > start:
-                self.words[start : start + lot.words] = self.room(row).clone()
-                self._lots[row] = _Lot(start, lot.words, lot.scene)
+        for row in sorted(
+            (r for r, allocation in enumerate(self._allocations) if allocation), key=lambda r: self._allocation(r).first
+        ):
+            allocation = self._allocation(row)
+            if allocation.first > start:
+                self.words[start : start + allocation.words] = self.slot(row).clone()
+                self._allocations[row] = _Allocation(start, allocation.words, allocation.scene)
                 self.publish(row)
-            start += lot.words
+            start += allocation.words
 
     def remove(self, row: int) -> None:
-        """Give a row's memory back; from now on there is nothing to see in it."""
-        self._lots[row] = None
+        """Free a row's memory and mark the row empty in the table."""
+        self._allocations[row] = None
         self.table[row] = EMPTY

@@ -1,7 +1,7 @@
-"""Reading Wavefront `.obj` with its `.mtl`.
+"""Reader for Wavefront `.obj` files with their `.mtl` files.
 
-Read by hand, because the format's freedoms are where general readers go wrong without a word: indices that count back
-from the line they stand on, faces with and without texture coordinates side by side, several material files.
+Written for this project because general readers silently misread parts of the format: indices relative to the current
+line, mixed faces with and without texture coordinates, several material files.
 """
 
 import re
@@ -14,8 +14,8 @@ import numpy as np
 from PIL import Image
 
 from shoal.core.errors import ShoalError, excerpt
-from shoal.scene.draft import Draft, check_count, label
-from shoal.scene.files import Pictures, Source
+from shoal.scene.files import Source, TextureSet
+from shoal.scene.parsed import ParsedMesh, check_count, label
 from shoal.scene.polygons import triangulate
 from shoal.scene.scene import Material
 
@@ -24,53 +24,54 @@ _CORNERS = dict(v="N", vt="N/N/?", vn="N//N", all="N/N/N")
 _FACE = re.compile(
     "|".join(f"(?P<{key}>{c}(?:\\s+{c})*)" for key, c in _CORNERS.items()).replace("N", _NUMBER),
 )
-"""The corners of a face, all written in one of four ways."""
+"""The corners of a face, all in one of the four notations."""
 _OPTIONS = {"-o": 3, "-s": 3, "-t": 3, "-mm": 2}
-"""How many numbers follow an option of a texture, at most; one word follows every other option."""
+"""Maximum numbers after a texture option; every other option takes one word."""
 
 
 @dataclass(frozen=True)
 class _Mtl:
-    """A material as its file describes it."""
+    """A material of an .mtl file."""
 
     color: tuple[float, float, float] = (1.0, 1.0, 1.0)
     opacity: float = 1.0
-    picture: str = ""
+    texture: str = ""
+    """Reference to the color texture, `map_Kd`."""
     mask: str = ""
-    """The picture of the opacity, `map_d`."""
-    stretch: tuple[float, float] = (1.0, 1.0)
+    """Reference to the opacity texture, `map_d`."""
+    scale: tuple[float, float] = (1.0, 1.0)
     offset: tuple[float, float] = (0.0, 0.0)
     file: Path = Path()
 
 
-def read_obj(source: Source) -> Draft:
-    """All faces, cut into triangles; every object or group of the file is one instance."""
+def read_obj(source: Source) -> ParsedMesh:
+    """Read all faces as triangles; every object or group of the file is one instance."""
     text = _Text(source)
-    pictures = Pictures(source)
+    textures = TextureSet(source)
     library, notes = _libraries(source)
     corners, counts, state = text.faces()
     at, uv_at = corners[:, 0], corners[:, 1]
     points, colors = text.points()
-    picks, face = triangulate(source.name, points[at], counts)
-    check_count(source.name, len(picks))
+    triangle_corners, face = triangulate(source.name, points[at], counts)
+    check_count(source.name, len(triangle_corners))
     small = int((counts < 3).sum())
     if small:
-        notes.append(f"{small} faces of fewer than three corners were left out")
+        notes.append(f"{small} faces of fewer than three corners were skipped")
 
-    all_uv = np.concatenate([np.zeros((1, 2)), text.texture_coordinates()])  # 0 is a corner without any
-    uv = all_uv[uv_at][picks].astype(np.float32)
+    all_uv = np.concatenate([np.zeros((1, 2)), text.texture_coordinates()])  # row 0: corners without coordinates
+    uv = all_uv[uv_at][triangle_corners].astype(np.float32)
 
     used = sorted(set(state[face].tolist()))
-    names = [text.states[i] for i in used]
-    order = np.zeros(len(text.states), np.int64)
-    order[used] = np.arange(len(used))
-    mine = order[state[face]]
+    states = [text.states[i] for i in used]
+    index_of = np.zeros(len(text.states), np.int64)
+    index_of[used] = np.arange(len(used))
+    state_index = index_of[state[face]]
 
     materials: dict[str | None, int] = {}
     scene_materials: list[Material] = []
-    stretches = []
+    uv_transforms = []
     unknown = []
-    for _, _, name in names:
+    for _, _, name in states:
         if name in materials:
             continue
         mtl = library.get(name) if name is not None else _Mtl()
@@ -78,54 +79,56 @@ def read_obj(source: Source) -> Draft:
             unknown.append(name)
             mtl = _Mtl()
         materials[name] = len(scene_materials)
-        scene_materials.append(_material(source, pictures, name or "", mtl))
-        stretches.append((mtl.stretch, mtl.offset))
+        scene_materials.append(_material(source, textures, name or "", mtl))
+        uv_transforms.append((mtl.scale, mtl.offset))
     if unknown and library:
-        notes.append(f"white, because no file describes it: {_first(unknown)}")
-    material = np.array([materials[name] for _, _, name in names], np.int32)[mine]
-    options = np.array(stretches, np.float32).reshape(-1, 2, 2)
-    stretched = (options != [[1.0, 1.0], [0.0, 0.0]]).any((1, 2))[material]
-    stretch, offset = options[material[stretched]].swapaxes(0, 1)[:, :, None]
-    uv[stretched] = uv[stretched] * stretch + offset
-    lacking = np.unique(material[(uv_at[picks] == 0).any(1)])
-    bare = [scene_materials[i].name for i in lacking if scene_materials[i].texture >= 0]
-    if bare:
-        notes.append(f"textured, but not all of its faces have texture coordinates: {_first(bare)}")
-    hidden = [m.name for m in scene_materials if m.color[3] < m.cutoff]
-    if hidden:
-        notes.append(f"clear as glass and not seen: {_first(hidden)}")
+        notes.append(f"missing from the material files and therefore white: {_first(unknown)}")
+    material = np.array([materials[name] for _, _, name in states], np.int32)[state_index]
+    transforms = np.array(uv_transforms, np.float32).reshape(-1, 2, 2)
+    transformed = (transforms != [[1.0, 1.0], [0.0, 0.0]]).any((1, 2))[material]
+    scale, offset = transforms[material[transformed]].swapaxes(0, 1)[:, :, None]
+    uv[transformed] = uv[transformed] * scale + offset
+    without_uv = np.unique(material[(uv_at[triangle_corners] == 0).any(1)])
+    incomplete = [scene_materials[i].name for i in without_uv if scene_materials[i].texture >= 0]
+    if incomplete:
+        notes.append(f"textured, but not all faces have texture coordinates: {_first(incomplete)}")
+    transparent = [m.name for m in scene_materials if m.color[3] < m.cutoff]
+    if transparent:
+        notes.append(f"transparent like glass and therefore invisible: {_first(transparent)}")
 
-    things: dict[tuple[str, str], int] = {}
-    for thing, group, _ in names:
-        things.setdefault((thing, group), len(things) + 1)
-    return Draft(
+    instances: dict[tuple[str, str], int] = {}
+    for object_name, group, _ in states:
+        instances.setdefault((object_name, group), len(instances) + 1)
+    return ParsedMesh(
         vertices=points,
-        triangles=at[picks],
+        triangles=at[triangle_corners],
         uv=uv,
-        colors=colors[at[picks]],
+        colors=colors[at[triangle_corners]],
         material=material,
-        instance=np.array([things[thing, group] for thing, group, _ in names], np.int32)[mine],
-        named=mine.astype(np.int32),
-        names=[label(thing, group, "" if thing or group else name or "") for thing, group, name in names],
+        instance=np.array([instances[object_name, group] for object_name, group, _ in states], np.int32)[state_index],
+        label_index=state_index.astype(np.int32),
+        labels=[
+            label(object_name, group, "" if object_name or group else name or "") for object_name, group, name in states
+        ],
         materials=scene_materials,
-        textures=pictures.textures,
-        missing=pictures.missing,
+        textures=textures.textures,
+        missing=textures.missing,
         notes=notes,
     )
 
 
 def obj_references(source: Source) -> list[Path | None]:
-    """The material files and pictures it is made of; None for each that is missing."""
+    """The material files and textures the file refers to; None for each missing one."""
     found: list[Path | None] = []
     files = _library_files(source)
     for path, library in _parsed(source, files):
         for mtl in library.values():
-            found += [source.find(p, path) for p in (mtl.picture, mtl.mask) if p]
+            found += [source.find(p, path) for p in (mtl.texture, mtl.mask) if p]
     return [*(path for _, path in files), *found]
 
 
 class _Text:
-    """The lines of the file, sorted by what they say; numbers are parsed in bulk, and by line only to find a fault."""
+    """The lines of the file by type. Numbers are parsed in bulk, and line by line only to locate an error."""
 
     def __init__(self, source: Source):
         self.name = source.name
@@ -134,7 +137,7 @@ class _Text:
             raise ShoalError(f"{self.name} is not an .obj file: it holds binary data.")
         text = data.decode("utf-8", "replace").replace("\\\r\n", " ").replace("\\\n", " ")
         self.states: list[tuple[str, str, str | None]] = []
-        """(object, group, material) that faces are drawn with."""
+        """(object, group, material) of faces."""
         self._points: list[str] = []
         self._uv: list[str] = []
         self._faces: list[str] = []
@@ -152,7 +155,7 @@ class _Text:
 
     def _read(self, text: str) -> None:
         known: dict[tuple[str, str, str | None], int] = {}
-        thing, group, material = "", "", None
+        object_name, group, material = "", "", None
         state = -1
         points, uv = self._points, self._uv
         for number, line in enumerate(text.splitlines(), start=1):
@@ -161,7 +164,7 @@ class _Text:
                 points.append(rest)
             elif key == "f":
                 if state < 0:
-                    state = known.setdefault((thing, group, material), len(known))
+                    state = known.setdefault((object_name, group, material), len(known))
                 self._faces.append(rest)
                 self._line.append(number)
                 self._state.append(state)
@@ -169,18 +172,18 @@ class _Text:
             elif key == "vt":
                 uv.append(rest)
             elif key in ("usemtl", "g", "o"):
-                rest = sys.intern(rest.strip())  # compared for every face that follows
+                rest = sys.intern(rest.strip())  # makes the comparison for every face fast
                 if key == "usemtl":
                     material = rest
                 elif key == "g":
                     group = rest
                 else:
-                    thing, group = rest, ""
+                    object_name, group = rest, ""
                 state = -1
         self.states = list(known)
 
     def points(self) -> tuple[np.ndarray, np.ndarray]:
-        """float64 [V, 3], and the colors that some programs write behind them, uint8 [V, 4]."""
+        """Positions, float64 [V, 3], and the optional vertex colors after them, uint8 [V, 4]."""
         table = self._table(self._points, "v", (3, 4, 6, 7))
         colors = np.full((len(table), 4), 255, np.uint8)
         if table.shape[1] >= 6:
@@ -195,8 +198,12 @@ class _Text:
         return np.pad(table, ((0, 0), (0, 1)))[:, :2] if table.shape[1] == 1 else table[:, :2]
 
     def faces(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Per corner, int64 [C, 2], its vertex from 0 and its texture coordinate from 1 (0 for none); per face how many
-        corners it has and its state, int64 [F] each."""
+        """The corners, corner counts and states of all faces.
+
+        Returns:
+            int64 [C, 2]: vertex (from 0) and texture coordinate (from 1; 0 for none) of each corner; int64 [F]: number
+            of corners of each face; int64 [F]: index of its state.
+        """
         kinds: dict[tuple[str, int], list[int]] = {}
         for i, text in enumerate(self._faces):
             match = _FACE.fullmatch(text.strip())
@@ -218,15 +225,15 @@ class _Text:
             per = {"v": 1, "vt": 2, "vn": 2, "all": 3}[kind]
             words = " ".join([self._faces[i] for i in which]).replace("/", " ").split()
             table = np.array(words, dtype=np.int64).reshape(len(which), count, per)
-            place = starts[which][:, None] + np.arange(count)
-            corners[place, 0] = self._resolve(table[:, :, 0], so_far[which, 0], len(self._points), which, "vertex") - 1
+            at = starts[which][:, None] + np.arange(count)
+            corners[at, 0] = self._resolve(table[:, :, 0], so_far[which, 0], len(self._points), which, "vertex") - 1
             if kind in ("vt", "all"):
                 total = len(self._uv)
-                corners[place, 1] = self._resolve(table[:, :, 1], so_far[which, 1], total, which, "texture coordinate")
+                corners[at, 1] = self._resolve(table[:, :, 1], so_far[which, 1], total, which, "texture coordinate")
         return corners, counts, np.array(self._state, np.int64)
 
     def _resolve(self, given: np.ndarray, so_far: np.ndarray, total: int, which: list[int], what: str) -> np.ndarray:
-        """Indices from 1; negative ones count back from what stands above the line."""
+        """Indices from 1; negative ones are relative to the end of what the file defines above the line."""
         index = np.where(given < 0, so_far[:, None] + 1 + given, given)
         bad = np.argwhere((index < 1) | (index > total))
         if len(bad):
@@ -238,13 +245,13 @@ class _Text:
         return index
 
     def _table(self, lines: list[str], key: str, widths: tuple[int, ...]) -> np.ndarray:
-        """float64 [len(lines), width]. Where lines differ in length the least they have in common counts."""
+        """float64 [len(lines), width]; if the lines differ in length, the width of the shortest one."""
         words = " ".join(lines).split()
         width = len(lines[0].split())
         try:
             if width in widths and len(words) == width * len(lines):
                 table = np.array(words, dtype=np.float64).reshape(len(lines), width)
-                # Equal totals may still hide a short line beside a long one.
+                # Equal totals do not exclude a short line and a long one.
                 if all(len(line.split()) == width for line in lines):
                     return table
         except ValueError:
@@ -255,7 +262,9 @@ class _Text:
             try:
                 rows.append([float(word) for word in row])
             except ValueError:
-                raise ShoalError(f"{self.name}: '{key} {line[:60].strip()}' is not made of numbers.") from None
+                raise ShoalError(
+                    f"{self.name}: '{key} {line[:60].strip()}' contains something other than numbers."
+                ) from None
             if len(row) < widths[0]:
                 raise ShoalError(
                     f"{self.name}: '{key} {line[:60].strip()}' has {len(row)} numbers instead of {widths[0]}; "
@@ -266,7 +275,7 @@ class _Text:
 
 
 def _library_files(source: Source) -> list[tuple[str, Path | None]]:
-    """The material files by name. A name may hold spaces, and a line several names."""
+    """Reference and path of each material file. A name may contain spaces, and a line several names."""
     lines = [
         m.decode("utf-8", "replace").strip()
         for m in re.findall(rb"^[ \t]*mtllib[ \t]+(.+)$", source.data, re.MULTILINE)
@@ -285,14 +294,14 @@ def _libraries(source: Source) -> tuple[dict[str | None, _Mtl], list[str]]:
     files = _library_files(source)
     for name, path in files:
         if path is None:
-            notes.append(f"the material file {name!r} is missing; what it describes is white")
+            notes.append(f"the material file {name!r} is missing; its materials are white")
     for _, found in _parsed(source, files):
         library.update(found)
     return library, notes
 
 
 def _parsed(source: Source, files: list[tuple[str, Path | None]]) -> Iterator[tuple[Path, dict[str, _Mtl]]]:
-    """The materials of each file, once for all names that lead to it."""
+    """Path and materials of each material file; a file with several references is read once."""
     paths = {source.identity(path): path for _, path in reversed(files) if path is not None}
     for path in reversed(paths.values()):
         yield path, _parse_mtl(source, path)
@@ -318,12 +327,12 @@ def _parse_mtl(source: Source, path: Path) -> dict[str, _Mtl]:
             if key == "d" or found[name].opacity == 1.0:
                 found[name] = replace(found[name], opacity=numbers[0] if key == "d" else 1.0 - numbers[0])
         elif key == "map_kd":
-            picture, options = _map(rest)
-            stretch, offset = options.get("-s", []), options.get("-o", [])
+            texture, options = _map(rest)
+            scale, offset = options.get("-s", []), options.get("-o", [])
             found[name] = replace(
                 found[name],
-                picture=picture,
-                stretch=tuple((stretch + [1.0, 1.0][len(stretch) :])[:2]),
+                texture=texture,
+                scale=tuple((scale + [1.0, 1.0][len(scale) :])[:2]),
                 offset=tuple((offset + [0.0, 0.0][len(offset) :])[:2]),
             )
         elif key == "map_d":
@@ -332,7 +341,7 @@ def _parse_mtl(source: Source, path: Path) -> dict[str, _Mtl]:
 
 
 def _map(rest: str) -> tuple[str, dict[str, list[float]]]:
-    """The file name of a texture, which may hold spaces, and the options before it."""
+    """The file name of a texture, which may contain spaces, and the options before it."""
     options: dict[str, list[float]] = {}
     words = list(re.finditer(r"\S+", rest))
     at = 0
@@ -345,7 +354,7 @@ def _map(rest: str) -> tuple[str, dict[str, list[float]]]:
 
 
 def _first(names: list[str]) -> str:
-    """A list of materials, short enough for a note."""
+    """The first of several materials and the number of others, for a note."""
     return f"material {names[0]!r}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
@@ -359,34 +368,34 @@ def _leading_numbers(words: list[str]) -> list[float]:
     return numbers
 
 
-def _material(source: Source, pictures: Pictures, name: str, mtl: _Mtl) -> Material:
-    """A material with its texture decoded. A see-through color or texture is cut out at one half."""
+def _material(source: Source, textures: TextureSet, name: str, mtl: _Mtl) -> Material:
+    """A material with its texture decoded. A translucent color or texture gets an alpha cutoff of 0.5."""
     texture = -1
-    picture, mask = (pictures.find(name, mtl.file) if name else None for name in (mtl.picture, mtl.mask))
-    if picture or mask:
-        key = tuple(path and source.identity(path) for path in (picture, mask))
-        texture = pictures.number(key, lambda: _texture(pictures, mtl, picture, mask))
+    image, mask = (textures.find(name, mtl.file) if name else None for name in (mtl.texture, mtl.mask))
+    if image or mask:
+        key = tuple(path and source.identity(path) for path in (image, mask))
+        texture = textures.index_of(key, lambda: _texture(textures, mtl, image, mask))
     color = mtl.color
-    if mtl.picture and max(color) <= 0.0:
-        color = (1.0, 1.0, 1.0)  # exporters write black for "the texture says it all"
+    if mtl.texture and max(color) <= 0.0:
+        color = (1.0, 1.0, 1.0)  # exporters write black if only the texture counts
     r, g, b, alpha = (float(c) for c in np.nan_to_num(np.array([*color, mtl.opacity]), nan=1.0).clip(0, 1))
-    return Material(name, (r, g, b, alpha), texture, 0.5 if alpha < 1 or pictures.faint(texture) else 0.0)
+    return Material(name, (r, g, b, alpha), texture, 0.5 if alpha < 1 or textures.has_alpha(texture) else 0.0)
 
 
-def _texture(pictures: Pictures, mtl: _Mtl, picture_file: Path | None, mask_file: Path | None) -> np.ndarray:
-    """The picture, with the mask as its alpha; one of them at least is there."""
-    picture = pictures.read(picture_file, f"the texture {excerpt(mtl.picture)!r}") if picture_file else None
-    mask = pictures.read(mask_file, f"the texture {excerpt(mtl.mask)!r}") if mask_file else None
+def _texture(textures: TextureSet, mtl: _Mtl, image_file: Path | None, mask_file: Path | None) -> np.ndarray:
+    """The color image with the mask as its alpha, uint8 [height, width, 4]; one of the two may be missing."""
+    image = textures.read(image_file, f"the texture {excerpt(mtl.texture)!r}") if image_file else None
+    mask = textures.read(mask_file, f"the texture {excerpt(mtl.mask)!r}") if mask_file else None
     if mask is None:
-        assert picture is not None
-        return picture
-    if picture is mask and mask[..., 3].min() < 255:
-        return mask  # one picture serves as both: its own alpha is meant
+        assert image is not None
+        return image
+    if image is mask and mask[..., 3].min() < 255:
+        return mask  # one file is both: use its alpha
     alpha = mask[..., 3] if mask[..., 3].min() < 255 else mask[..., :3].max(2)
-    if picture is None:
-        picture = np.full_like(mask, 255)
-    height, width, _ = picture.shape
-    pictures.count(alpha.size + height * width)  # each pair of files costs as much once more
+    if image is None:
+        image = np.full_like(mask, 255)
+    height, width, _ = image.shape
+    textures.count_pixels(alpha.size + height * width)  # the combined texture is another array
     if alpha.shape != (height, width):
         alpha = np.asarray(Image.fromarray(alpha).resize((width, height)))
-    return np.dstack([picture[..., :3], alpha])
+    return np.dstack([image[..., :3], alpha])

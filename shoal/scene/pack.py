@@ -1,15 +1,16 @@
-"""A scene as one block of memory that rays are cast into: tree, triangles, looks, materials and texture pyramids.
+"""Packing of a scene into one memory block for ray casting: search tree, triangles, looks, materials and mipmaps.
 
-Everything is counted in words of four 32-bit numbers, the most that a GPU reads at once:
+Sizes and offsets count words of four 32-bit numbers, the widest load of a GPU:
 
-    nodes      8 words each: least x of the four children, greatest x, y, y, z, z, the way on (see `tree.Tree`), unused
-    triangles  3 words each, in the order of the leaves: the rows (u, v, height) of the map from a point to the triangle
-    looks      3 words each: uv of corner 0 and 1 | uv of corner 2, fineness, material | three colors, label, object
-    materials  2 words each: color | first texel, width and height, levels, cutoff
-    texels     four a word, red, green, blue and alpha a byte each; a picture, then its halves, quarters, ...
+    nodes      8 words each: min x of the four children, max x, min y, max y, min z, max z, child code, unused
+    triangles  3 words each, in leaf order: the rows (u, v, height) of the map from a point to the triangle
+    looks      3 words each: uv of corners 0 and 1 | uv of corner 2, texel density, material | colors, label, instance
+    materials  2 words each: color | first texel, width and height, mipmap levels, cutoff
+    texels     four per word, RGBA with a byte per channel; a texture, then its mipmap levels
 
-Offsets inside the block are relative to its sections, so that it can lie anywhere. Layout2D are relative to the middle of
-the scene, so that a scan with coordinates of a map is as exact as one at the origin.
+`tree.Tree` defines child codes. Offsets are relative to their section, so a block can be stored at any address.
+Coordinates are relative to the middle of the scene, so scans in map coordinates keep the precision of scenes at the
+origin.
 """
 
 from dataclasses import dataclass
@@ -28,102 +29,104 @@ TRIANGLE_WORDS = 3
 LOOK_WORDS = 3
 MATERIAL_WORDS = 2
 
-LARGEST_TEXTURE = 1024
-"""Pixels along the longer side; larger pictures are halved until they fit."""
+MAX_TEXTURE_SIZE = 1024
+"""Pixels along the longer side; larger textures are halved until they fit."""
 
 LEAF_BITS = 4
-"""Low bits of a leaf's code: its number of triangles (0 to 4), and 8 if any of them has holes."""
+"""Low bits of a leaf's code: its number of triangles (0 to 4), plus 8 if any of them has cutouts."""
 
 
 @dataclass(frozen=True)
-class Packed:
-    """A scene ready for a device."""
+class PackedScene:
+    """A scene packed for a device."""
 
     name: str
     words: torch.Tensor
-    """float32 [words, 4], on the CPU; many are integers in disguise."""
-    places: tuple[int, ...]
+    """float32 [words, 4], on the CPU; integers are stored as float32 bits."""
+    section_starts: tuple[int, ...]
     """The first word of each of SECTIONS."""
     bounds: np.ndarray
     """float32 [2, 3], meters."""
     middle: np.ndarray
-    """float32 [3], meters: what has been taken off all places, in whole meters."""
+    """float32 [3], whole meters: the offset subtracted from all coordinates."""
     labels: tuple[str, ...]
     triangles: int
-    holes: bool
-    """Whether any triangle has parts cut out."""
+    has_cutouts: bool
+    """Whether any triangle has a material with an alpha cutoff."""
     notes: tuple[str, ...]
-    """What was left out or mended while loading."""
+    """Messages about what the reader skipped or changed."""
     missing: tuple[str, ...] = ()
-    """Textures that were not there."""
+    """References to texture files that do not exist."""
     key: str = ""
-    """Of its content, for the cache; a scene that was made in memory has none."""
+    """Hash of the content, for caches; empty for a scene created in memory."""
 
     @property
     def nbytes(self) -> int:
         return self.words.nbytes
 
 
-def pack_scene(scene: Scene, device: str | torch.device = "cpu", largest_texture: int = LARGEST_TEXTURE) -> Packed:
-    """Check a scene, build its tree on `device` and lay everything out."""
+def pack_scene(
+    scene: Scene, device: str | torch.device = "cpu", max_texture_size: int = MAX_TEXTURE_SIZE
+) -> PackedScene:
+    """Check a scene, build its search tree on `device` and pack it into words on the CPU."""
     check_scene(scene)
     middle = np.round(scene.bounds.astype(np.float64).mean(0)).astype(np.float32)
     corners = torch.from_numpy(scene.corners - middle)
     corners, kept = _drop_degenerate(scene, corners)
     tree = build_tree(corners.to(device))
-    if stack_needed(tree) > STACK:  # a very uneven tree: halves by count are less good but never deep
+    if stack_needed(tree) > STACK:  # a balanced tree is slower to traverse but never too deep
         tree = build_tree(corners.to(device), balanced=True)
     order = tree.order.cpu()
     source = kept[order.numpy()]
-    texels, pictures = _texels(scene, largest_texture)
-    cutting = np.array([m.cutoff > 0 for m in scene.materials])[scene.material[source]]
+    texels, textures = _texels(scene, max_texture_size)
+    has_cutout = np.array([m.cutoff > 0 for m in scene.materials])[scene.material[source]]
     sections = [
-        _nodes(tree, torch.from_numpy(cutting)),
+        _nodes(tree, torch.from_numpy(has_cutout)),
         _triangles(corners[order]),
-        _looks(scene, source, corners[order], pictures),
-        _materials(scene, pictures),
+        _looks(scene, source, corners[order], textures),
+        _materials(scene, textures),
         texels,
     ]
-    places = np.cumsum([0] + [len(part) for part in sections[:-1]])
-    return Packed(
+    starts = np.cumsum([0] + [len(part) for part in sections[:-1]])
+    return PackedScene(
         name=scene.name,
         words=torch.cat(sections),
-        places=tuple(int(p) for p in places),
+        section_starts=tuple(int(start) for start in starts),
         bounds=scene.bounds,
         middle=middle,
         labels=scene.labels,
         triangles=len(source),
-        holes=bool(cutting.any()),
+        has_cutouts=bool(has_cutout.any()),
         notes=scene.notes,
         missing=scene.missing,
     )
 
 
 def _drop_degenerate(scene: Scene, corners: torch.Tensor) -> tuple[torch.Tensor, np.ndarray]:
-    """Triangles with an area, and their numbers: a ray cannot meet the others."""
+    """Corners and indices of the triangles with an area; rays cannot hit the others."""
     sides = corners.double()
     area = torch.linalg.cross(sides[:, 1] - sides[:, 0], sides[:, 2] - sides[:, 0]).norm(dim=1)
     longest = torch.stack([(sides[:, i] - sides[:, i - 1]).norm(dim=1) for i in range(3)]).amax(0)
     kept = torch.nonzero(area > 1e-9 * longest**2).squeeze(1)
     if len(kept) == 0:
-        raise ShoalError(f"{scene.name}: none of its {len(corners)} triangles has an area; there is nothing to see.")
+        raise ShoalError(f"{scene.name}: none of its {len(corners)} triangles has an area; the scene is empty.")
     return corners[kept], kept.numpy()
 
 
 def _bits(numbers: torch.Tensor) -> torch.Tensor:
-    """Integers as floats of the same bits."""
+    """Integers as float32 with the same bits."""
     return numbers.to(torch.int32).contiguous().view(torch.float32)
 
 
-def _nodes(tree: Tree, cutting: torch.Tensor) -> torch.Tensor:
+def _nodes(tree: Tree, has_cutout: torch.Tensor) -> torch.Tensor:
     child = tree.child.cpu().long()
     code = -1 - child
     first, count = code // 8, code % 8
-    seen = torch.cat([torch.zeros(1, dtype=torch.long), torch.cumsum(cutting.long(), 0)])
+    cutouts = torch.cat([torch.zeros(1, dtype=torch.long), torch.cumsum(has_cutout.long(), 0)])
     leaf = child < 0
     first, count = first * leaf, count * leaf
-    holes = seen[first + count] > seen[first]
-    code = (first << LEAF_BITS) + 8 * holes.long() + count
+    any_cutout = cutouts[first + count] > cutouts[first]
+    code = (first << LEAF_BITS) + 8 * any_cutout.long() + count
     child = torch.where(leaf, -1 - code, child)
     if LEAF >= 8 or int(code.max()) >= 2**31:
         raise ShoalError("The scene has too many triangles for its search tree (134 million at most).")
@@ -147,22 +150,24 @@ def _triangles(corners: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class _Picture:
-    first: int  # in texels
+class _Texture:
+    """A texture and its mipmap levels in the texels of a scene."""
+
+    first: int  # texel
     width: int
     height: int
     levels: int
 
 
-def _texels(scene: Scene, largest: int) -> tuple[torch.Tensor, list[_Picture]]:
+def _texels(scene: Scene, max_size: int) -> tuple[torch.Tensor, list[_Texture]]:
     parts: list[np.ndarray] = []
-    pictures = []
+    textures = []
     total = 0
     for texture in scene.textures:
         image = torch.from_numpy(np.ascontiguousarray(texture)).permute(2, 0, 1)[None].float()
-        while max(image.shape[2:]) > largest:
+        while max(image.shape[2:]) > max_size:
             image = _half(image)
-        pictures.append(_Picture(total, image.shape[3], image.shape[2], 0))
+        textures.append(_Texture(total, image.shape[3], image.shape[2], 0))
         levels = 0
         while True:
             level = image[0].permute(1, 2, 0).round().to(torch.uint8).numpy().reshape(-1, 4)
@@ -172,13 +177,13 @@ def _texels(scene: Scene, largest: int) -> tuple[torch.Tensor, list[_Picture]]:
             if max(image.shape[2:]) == 1:
                 break
             image = _half(image)
-        last = pictures[-1]
-        pictures[-1] = _Picture(last.first, last.width, last.height, levels)
+        last = textures[-1]
+        textures[-1] = _Texture(last.first, last.width, last.height, levels)
     if total >= 2**31:
         raise ShoalError(f"{scene.name}: its textures have {total} pixels, more than can be addressed.")
     flat = np.concatenate(parts) if parts else np.zeros((0, 4), np.uint8)
     flat = np.concatenate([flat, np.zeros((-len(flat) % 4, 4), np.uint8)])
-    return torch.from_numpy(flat.reshape(-1, 16)).view(torch.float32), pictures
+    return torch.from_numpy(flat.reshape(-1, 16)).view(torch.float32), textures
 
 
 def _half(image: torch.Tensor) -> torch.Tensor:
@@ -186,35 +191,35 @@ def _half(image: torch.Tensor) -> torch.Tensor:
     return interpolate(image, size=size, mode="area")
 
 
-def _looks(scene: Scene, source: np.ndarray, corners: torch.Tensor, pictures: list[_Picture]) -> torch.Tensor:
-    for what, many in (("materials", len(scene.materials)), ("labels", len(scene.labels))):
-        if many > 2**16:
-            raise ShoalError(f"{scene.name} has {many} {what}; at most {2**16} can be told apart.")
+def _looks(scene: Scene, source: np.ndarray, corners: torch.Tensor, textures: list[_Texture]) -> torch.Tensor:
+    for what, count in (("materials", len(scene.materials)), ("labels", len(scene.labels))):
+        if count > 2**16:
+            raise ShoalError(f"{scene.name} has {count} {what}; at most {2**16} are supported.")
     uv = torch.from_numpy(scene.uv[source])
     material = scene.material[source]
-    # log2 of texels per meter: how fine the texture lies on the triangle, which chooses the level of the pyramid.
-    pixels = np.array([pictures[m.texture].width * pictures[m.texture].height if m.texture >= 0 else 1
+    # log2 of texels per meter on the triangle, which selects the mipmap level.
+    pixels = np.array([textures[m.texture].width * textures[m.texture].height if m.texture >= 0 else 1
                        for m in scene.materials], dtype=np.float64)  # fmt: skip
     one, two = uv[:, 1] - uv[:, 0], uv[:, 2] - uv[:, 0]
     flat = (one[:, 0] * two[:, 1] - one[:, 1] * two[:, 0]).abs().double() * torch.from_numpy(pixels[material])
     area = torch.linalg.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]).double().norm(dim=1)
-    fineness = 0.5 * torch.log2(flat.clamp(min=1e-12) / area.clamp(min=1e-12))
+    density = 0.5 * torch.log2(flat.clamp(min=1e-12) / area.clamp(min=1e-12))
     words = torch.zeros(len(source), 12)
     words[:, :6] = uv.reshape(-1, 6)
-    words[:, 6] = fineness.float()
-    both = material.astype(np.int64) | (scene.semantic[source].astype(np.int64) << 16)
-    words[:, 7] = _bits(torch.from_numpy(both.astype(np.uint32).view(np.int32)))
+    words[:, 6] = density.float()
+    packed = material.astype(np.int64) | (scene.semantic[source].astype(np.int64) << 16)
+    words[:, 7] = _bits(torch.from_numpy(packed.astype(np.uint32).view(np.int32)))
     colors = np.ascontiguousarray(scene.colors[source])
     words[:, 8:11] = torch.from_numpy(colors.reshape(-1, 12)).view(torch.float32)
     words[:, 11] = _bits(torch.from_numpy(scene.instance[source]))
     return words.reshape(-1, 4)
 
 
-def _materials(scene: Scene, pictures: list[_Picture]) -> torch.Tensor:
+def _materials(scene: Scene, textures: list[_Texture]) -> torch.Tensor:
     words = torch.zeros(len(scene.materials), 8)
     for row, material in zip(words, scene.materials, strict=True):
         row[:4] = torch.tensor(material.color)
-        picture = pictures[material.texture] if material.texture >= 0 else _Picture(-1, 1, 1, 1)
-        row[4:7] = _bits(torch.tensor([picture.first, picture.width | picture.height << 16, picture.levels]))
+        texture = textures[material.texture] if material.texture >= 0 else _Texture(-1, 1, 1, 1)
+        row[4:7] = _bits(torch.tensor([texture.first, texture.width | texture.height << 16, texture.levels]))
         row[7] = material.cutoff
     return words.reshape(-1, 4)

@@ -1,14 +1,15 @@
-"""Reading `.ply`, text or binary of either byte order, with colors and labels of vertices and faces."""
+"""Reader for `.ply` files, text or binary of either byte order, with vertex and face colors and labels."""
 
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from shoal.core.errors import ShoalError
-from shoal.scene.draft import LARGEST_COUNT, Draft, check_count
-from shoal.scene.files import Pictures, Source
+from shoal.scene.files import Source, TextureSet
+from shoal.scene.parsed import MAX_TRIANGLES, ParsedMesh, check_count
 from shoal.scene.polygons import triangulate
 from shoal.scene.scene import Material
 
@@ -17,6 +18,8 @@ _TYPES = {
     "uint16": "u2", "int": "i4", "int32": "i4", "uint": "u4", "uint32": "u4", "float": "f4", "float32": "f4",
     "double": "f8", "float64": "f8",
 }  # fmt: skip
+_Order = Literal["", "<", ">"]
+_ORDERS: dict[str, _Order] = {"ascii": "", "binary_little_endian": "<", "binary_big_endian": ">"}
 
 
 @dataclass
@@ -24,7 +27,7 @@ class _Property:
     name: str
     kind: np.dtype
     length: np.dtype | None = None
-    """The type of a list's length; None for a single number."""
+    """dtype of a list's length; None for a scalar."""
 
 
 @dataclass
@@ -36,16 +39,18 @@ class _Element:
 
 @dataclass
 class _List:
-    """Lists of different lengths, one after the other."""
+    """A list property of all rows; lists may differ in length."""
 
     values: np.ndarray
+    """The values of all lists, one list after another."""
     lengths: np.ndarray
+    """int64 [rows]."""
 
 
-def read_ply(source: Source) -> Draft:
-    """The faces of the file, cut into triangles; `object_id` and `category_id` of faces become instances and labels."""
+def read_ply(source: Source) -> ParsedMesh:
+    """Read all faces as triangles; the faces' `object_id` and `category_id` become instance ids and labels."""
     name = source.name
-    elements, order, body, picture = _header(source)
+    elements, order, body, texture_file = _header(source)
     found = _text(name, elements, body) if order == "" else _binary(name, elements, body)
     vertex, face = found.get("vertex"), found.get("face")
     if vertex is None or any(axis not in vertex for axis in "xyz"):
@@ -53,80 +58,80 @@ def read_ply(source: Source) -> Draft:
     points = np.stack([vertex[axis].astype(np.float64) for axis in "xyz"], 1)
     corners = next((face[key] for key in ("vertex_indices", "vertex_index") if face and key in face), None)
     if face is None or not isinstance(corners, _List) or len(corners.lengths) == 0:
-        raise ShoalError(
-            f"{name} holds no triangles: {len(points)} vertices, 0 faces (a cloud of points has no surface)."
-        )
+        raise ShoalError(f"{name} holds no triangles: {len(points)} vertices, 0 faces (a point cloud has no surface).")
     index = corners.values.astype(np.int64)
     bad = np.flatnonzero((index < 0) | (index >= len(points)))
     if len(bad):
         raise ShoalError(
             f"{name}: a face refers to vertex {index[bad[0]]}, but there are {len(points)} (counted from 0)."
         )
-    picks, owner = triangulate(name, points[index], corners.lengths)
-    check_count(name, len(picks))
-    triangles = index[picks]
+    triangle_corners, owner = triangulate(name, points[index], corners.lengths)
+    check_count(name, len(triangle_corners))
+    triangles = index[triangle_corners]
     count = len(triangles)
 
-    notes, pictures, texture = [], Pictures(source), -1
-    uv = _uv(vertex, face, corners, picks, triangles)
-    if picture and uv is not None and (path := pictures.find(picture)) is not None:
-        texture = pictures.number(0, lambda: pictures.read(path, f"the texture {picture!r}"))
+    notes, textures, texture = [], TextureSet(source), -1
+    uv = _uv(vertex, face, corners, triangle_corners, triangles)
+    if texture_file and uv is not None and (path := textures.find(texture_file)) is not None:
+        texture = textures.index_of(0, lambda: textures.read(path, f"the texture {texture_file!r}"))
     small = int((corners.lengths < 3).sum())
     if small:
-        notes.append(f"{small} faces of fewer than three corners were left out")
+        notes.append(f"{small} faces of fewer than three corners were skipped")
     colors = _colors(vertex)
-    of_faces = _colors(face)
+    face_colors = _colors(face)
     if colors is not None:
         colors = colors[triangles]
-    elif of_faces is not None:
-        colors = np.repeat(of_faces[owner][:, None], 3, 1)
+    elif face_colors is not None:
+        colors = np.repeat(face_colors[owner][:, None], 3, 1)
     else:
         colors = np.full((count, 3, 4), 255, np.uint8)
 
     instance = np.ones(count, np.int32)
     if isinstance(ids := face.get("object_id"), np.ndarray):
         instance = (ids.astype(np.int64)[owner] + 1).clip(0, 2**31 - 1).astype(np.int32)
-    named, names = np.zeros(count, np.int32), [""]
+    label_index, labels = np.zeros(count, np.int32), [""]
     if isinstance(ids := face.get("category_id"), np.ndarray):
         kinds, which = np.unique(ids.astype(np.int64), return_inverse=True)
-        named, names = which[owner].astype(np.int32), [f"category {kind}" if kind >= 0 else "" for kind in kinds]
-    return Draft(
+        label_index = which[owner].astype(np.int32)
+        labels = [f"category {kind}" if kind >= 0 else "" for kind in kinds]
+    return ParsedMesh(
         vertices=points,
         triangles=triangles,
         uv=np.zeros((count, 3, 2), np.float32) if uv is None else uv.astype(np.float32),
         colors=colors,
         material=np.zeros(count, np.int32),
         instance=instance,
-        named=named,
-        names=names,
+        label_index=label_index,
+        labels=labels,
         materials=[Material(texture=texture)],
-        textures=pictures.textures,
-        missing=pictures.missing,
+        textures=textures.textures,
+        missing=textures.missing,
         notes=notes,
     )
 
 
 def ply_references(source: Source) -> list[Path | None]:
-    """The picture its header names, if any."""
-    picture = _header(source)[3]
-    return [source.find(picture)] if picture else []
+    """The texture named in the header, if any; None if it is missing."""
+    texture_file = _header(source)[3]
+    return [source.find(texture_file)] if texture_file else []
 
 
-def _header(source: Source) -> tuple[list[_Element], str, bytes, str]:
-    """The elements, the byte order ("" for text), what follows, and the texture's file name ("" for none)."""
+def _header(source: Source) -> tuple[list[_Element], _Order, bytes, str]:
+    """The elements, the byte order ("" for text), the bytes after the header, and the texture's file name or ""."""
     name, data = source.name, source.data
     if re.match(rb"ply\s", data) is None:
         raise ShoalError(f"{name} is not a .ply file: it begins with {data[:8]!r} instead of 'ply'.")
     end = re.search(rb"(?:^|\n|\r)end_header[ \t]*(\r\n|\n|\r)", data[: 1 << 20])
     if end is None:
         raise ShoalError(f"{name} is truncated or damaged: its header has no end.")
-    order, picture = None, ""
+    order: _Order | None = None
+    texture_file = ""
     elements: list[_Element] = []
     for line in data[: end.start()].decode("ascii", "replace").splitlines()[1:]:
         words = line.split()
         try:
             if words[:1] == ["format"]:
-                order = {"ascii": "", "binary_little_endian": "<", "binary_big_endian": ">"}[words[1]]
+                order = _ORDERS[words[1]]
             elif words[:1] == ["element"]:
                 elements.append(_Element(words[1], int(words[2])))
                 if elements[-1].count < 0:
@@ -140,26 +145,27 @@ def _header(source: Source) -> tuple[list[_Element], str, bytes, str]:
                 kind, label = words[1:3]
                 elements[-1].properties.append(_Property(label, np.dtype(_TYPES[kind])))
             elif words[:1] == ["comment"] and len(words) > 2 and words[1].lower() == "texturefile":
-                picture = line.split(None, 2)[2].strip()
+                texture_file = line.split(None, 2)[2].strip()
         except (KeyError, ValueError, IndexError):
-            raise ShoalError(f"{name} is damaged: its header says {line[:60]!r}, which means nothing.") from None
+            raise ShoalError(f"{name} is damaged: its header has the invalid line {line[:60]!r}.") from None
     if order is None:
         raise ShoalError(f"{name} is damaged: its header names no format.")
     for element in elements:
-        if element.count > 3 * LARGEST_COUNT:
+        if element.count > 3 * MAX_TRIANGLES:
             raise ShoalError(
-                f"{name} claims {element.count:,} entries of {element.name!r}; that is more than can be read."
+                f"{name} declares {element.count:,} entries of {element.name!r}; "
+                f"at most {3 * MAX_TRIANGLES:,} are read."
             )
         if element.name == "face":
             check_count(name, element.count)
         for item in element.properties:
             item.kind = item.kind.newbyteorder(order or "=")
             item.length = item.length.newbyteorder(order or "=") if item.length is not None else None
-    return elements, order, data[end.end() :], picture
+    return elements, order, data[end.end() :], texture_file
 
 
 def _text(name: str, elements: list[_Element], body: bytes) -> dict[str, dict]:
-    """Every element's properties from lines of numbers: the numbers of all lines form one row."""
+    """The properties of each element of a text file, whose numbers are parsed as one array."""
     words = body.split()
     try:
         numbers = np.array(words, dtype=np.float64) if words else np.zeros(0)
@@ -172,7 +178,7 @@ def _text(name: str, elements: list[_Element], body: bytes) -> dict[str, dict]:
 
 
 def _rows(name: str, element: _Element, numbers: np.ndarray, at: int) -> tuple[dict, int]:
-    """The properties of one element out of a row of numbers, and where the next element begins."""
+    """The properties of one element from `numbers[at:]`, and the index of the next element's first number."""
     lists = [p for p in element.properties if p.length is not None]
     plain = len(element.properties) - len(lists)
     if not lists:
@@ -183,7 +189,7 @@ def _rows(name: str, element: _Element, numbers: np.ndarray, at: int) -> tuple[d
     equal = _equal_rows(element, numbers[at:])
     if equal is not None:
         return equal[0], at + equal[1]
-    # Rows differ in length, so they are walked through one by one.
+    # The rows differ in length: read them one by one.
     singles: dict[str, list] = {p.name: [] for p in element.properties if p.length is None}
     pieces: dict[str, list] = {p.name: [] for p in lists}
     for _ in range(element.count):
@@ -208,7 +214,7 @@ def _rows(name: str, element: _Element, numbers: np.ndarray, at: int) -> tuple[d
 
 
 def _equal_rows(element: _Element, numbers: np.ndarray) -> tuple[dict, int] | None:
-    """The same at once, where every row is as long as the first; None where that is not so."""
+    """`_rows` as array operations if all rows are as long as the first, with the count of numbers; otherwise None."""
     at, spans = 0, []
     for item in element.properties:
         if at >= len(numbers) or element.count == 0:
@@ -232,7 +238,7 @@ def _equal_rows(element: _Element, numbers: np.ndarray) -> tuple[dict, int] | No
 
 
 def _cast(values: np.ndarray, kind: np.dtype) -> np.ndarray:
-    """Numbers read from text in the type the header promises."""
+    """Numbers read from text, clipped to the dtype of the header."""
     if kind.kind == "f":
         return values.astype(kind)
     limits = np.iinfo(kind)
@@ -240,7 +246,7 @@ def _cast(values: np.ndarray, kind: np.dtype) -> np.ndarray:
 
 
 def _binary(name: str, elements: list[_Element], body: bytes) -> dict[str, dict]:
-    """Every element's properties from bytes: at once where all lists are equally long, else one by one."""
+    """The properties of each element of a binary file."""
     found, at = {}, 0
     for element in elements:
         found[element.name], at = _block(name, element, body, at)
@@ -248,6 +254,7 @@ def _binary(name: str, elements: list[_Element], body: bytes) -> dict[str, dict]
 
 
 def _block(name: str, element: _Element, body: bytes, at: int) -> tuple[dict, int]:
+    """The properties of one element from `body[at:]`, and the offset of the next element."""
     if element.count == 0:
         empty = {p.name: np.zeros(0, p.kind) for p in element.properties if p.length is None}
         lists = {p.name: _List(np.zeros(0), np.zeros(0, int)) for p in element.properties if p.length is not None}
@@ -274,7 +281,7 @@ def _block(name: str, element: _Element, body: bytes, at: int) -> tuple[dict, in
 
 
 def _walk(name: str, element: _Element, body: bytes, at: int) -> tuple[dict, int]:
-    """Rows of different lengths."""
+    """`_block` for rows of different lengths, read one by one."""
     starts: dict[int, list[int]] = {i: [] for i in range(len(element.properties))}
     lengths: dict[int, list[int]] = {i: [] for i, p in enumerate(element.properties) if p.length is not None}
     for _ in range(element.count):
@@ -295,7 +302,7 @@ def _walk(name: str, element: _Element, body: bytes, at: int) -> tuple[dict, int
 
 
 def _first_lengths(name: str, element: _Element, body: bytes, at: int, starts: dict[int, list[int]] | None = None):
-    """The lengths of one row's lists by property, and where the row ends; `starts` collects where values begin."""
+    """The list lengths of one row by property, and the row's end; the offsets of values are appended to `starts`."""
     lengths: dict[int, int] = {}
     for i, item in enumerate(element.properties):
         n = 1
@@ -317,12 +324,12 @@ def _first_lengths(name: str, element: _Element, body: bytes, at: int, starts: d
 def _enough(name: str, element: _Element, have: int, need: int) -> None:
     if need > have:
         raise ShoalError(
-            f"{name} is truncated: {element.count} of {element.name!r} are promised, and the file ends before."
+            f"{name} is truncated: it declares {element.count} of {element.name!r}, and the file ends before."
         )
 
 
 def _colors(of: dict) -> np.ndarray | None:
-    """uint8 [N, 4], or None where there are none. Fractions and 16 bits become 8."""
+    """uint8 [N, 4], or None without colors. Fractions and 16-bit values are converted to 8 bits."""
     for prefix in ("", "diffuse_"):
         keys = [prefix + key for key in ("red", "green", "blue")]
         if all(isinstance(of.get(key), np.ndarray) for key in keys):
@@ -340,11 +347,13 @@ def _colors(of: dict) -> np.ndarray | None:
     return colors
 
 
-def _uv(vertex: dict, face: dict, corners: _List, picks: np.ndarray, triangles: np.ndarray) -> np.ndarray | None:
-    """[T, 3, 2] from the faces' `texcoord` or the vertices' own, or None."""
-    of_faces = face.get("texcoord")
-    if isinstance(of_faces, _List) and (of_faces.lengths == 2 * corners.lengths).all():
-        return of_faces.values.reshape(-1, 2)[picks]
+def _uv(
+    vertex: dict, face: dict, corners: _List, triangle_corners: np.ndarray, triangles: np.ndarray
+) -> np.ndarray | None:
+    """[T, 3, 2] from the `texcoord` lists of faces or the texture coordinates of vertices; None without them."""
+    texcoord = face.get("texcoord")
+    if isinstance(texcoord, _List) and (texcoord.lengths == 2 * corners.lengths).all():
+        return texcoord.values.reshape(-1, 2)[triangle_corners]
     for u, v in (("texture_u", "texture_v"), ("u", "v"), ("s", "t")):
         if isinstance(vertex.get(u), np.ndarray) and isinstance(vertex.get(v), np.ndarray):
             return np.stack([vertex[u], vertex[v]], 1)[triangles]

@@ -1,4 +1,4 @@
-"""A scene: triangles with what they look like and what they are, checked, in meters, z up."""
+"""A scene: checked triangles in meters, z up, with materials, textures, labels and instance ids."""
 
 from dataclasses import dataclass, field
 
@@ -6,68 +6,72 @@ import numpy as np
 
 from shoal.core.errors import ShoalError
 
-LARGEST_EXTENT = 1e4
-"""Meters across. Beyond it rays would slip through between triangles: most likely the unit is wrong."""
+MAX_EXTENT = 1e4
+"""Meters across. In larger scenes rays would pass between adjacent triangles; most likely the unit is wrong."""
 
-FARTHEST = 1e6
-"""Meters from the origin. Beyond it single precision no longer resolves ten centimeters."""
+MAX_DISTANCE = 1e6
+"""Meters from the origin. Farther away float32 no longer resolves ten centimeters."""
 
 
 @dataclass(frozen=True)
 class Material:
-    """What a surface looks like: color times texture times the corners' colors."""
+    """Appearance of a surface: color times texture times vertex colors."""
 
     name: str = ""
     color: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)
-    """Red, green, blue, alpha; 0 to 1, as they are shown (sRGB)."""
+    """Red, green, blue, alpha; 0 to 1, sRGB."""
     texture: int = -1
     """Index into the scene's textures, -1 for none."""
     cutoff: float = 0.0
-    """Alpha below this is a hole; 0 means that nothing is cut out."""
+    """Alpha cutoff: surface points with alpha below this are holes; 0 disables it."""
 
 
 @dataclass(frozen=True)
 class Scene:
-    """Triangles in meters, z up, with materials, textures and labels, in NumPy arrays; nothing is on a device."""
+    """Triangles in meters, z up, with materials, textures and labels, as NumPy arrays on the CPU."""
 
     name: str
     vertices: np.ndarray
     """float32 [V, 3], meters."""
     triangles: np.ndarray
-    """int32 [T, 3], indices of vertices; seen from both sides."""
+    """int32 [T, 3], vertex indices; triangles are double-sided."""
     uv: np.ndarray
-    """float32 [T, 3, 2], texture coordinates of the corners; v points up, outside 0 to 1 the texture repeats."""
+    """float32 [T, 3, 2], texture coordinates of the corners; v points up, and the texture repeats outside 0 to 1."""
     colors: np.ndarray
-    """uint8 [T, 3, 4], red, green, blue and alpha of the corners; white where a file gives none."""
+    """uint8 [T, 3, 4], red, green, blue and alpha of the corners; white if a file has no colors."""
     material: np.ndarray
     """int32 [T], index into `materials`."""
     semantic: np.ndarray
     """int32 [T], index into `labels`; 0 is "unlabeled"."""
     instance: np.ndarray
-    """int32 [T], which object of the scene, counted from 1; 0 is none."""
+    """int32 [T], instance id of the object, from 1; 0 is none."""
     materials: tuple[Material, ...] = (Material(),)
     textures: tuple[np.ndarray, ...] = ()
-    """uint8 [height, width, 4] each; row 0 is the top of the picture."""
+    """uint8 [height, width, 4] each; row 0 is the top of the image."""
     labels: tuple[str, ...] = ("unlabeled",)
     missing: tuple[str, ...] = ()
-    """Textures that its file refers to and that are not there; their surfaces have the color of their material."""
+    """References to texture files that do not exist; their surfaces show the material's color."""
     notes: tuple[str, ...] = field(default=())
-    """What was left out or mended while loading, for the user to read."""
+    """Messages for the user about what the reader skipped or changed."""
 
     @property
     def corners(self) -> np.ndarray:
-        """float32 [T, 3, 3]: the positions of each triangle's corners."""
+        """float32 [T, 3, 3], meters: the positions of each triangle's corners."""
         return self.vertices[self.triangles]
 
     @property
     def bounds(self) -> np.ndarray:
-        """float32 [2, 3]: the least and the greatest corner of the box around all triangles."""
+        """float32 [2, 3], meters: minimum and maximum corner of the bounding box of all triangles."""
         corners = self.corners.reshape(-1, 3)
         return np.stack([corners.min(0), corners.max(0)])
 
 
 def check_scene(scene: Scene) -> Scene:
-    """The same scene, or an error that names what is wrong: Warp and the search tree trust what passes here."""
+    """Validate a scene and return it. The search tree and the kernels rely on these checks.
+
+    Raises:
+        ShoalError: If an array has the wrong shape, dtype or range, or the scene is empty or too large.
+    """
     name, count = scene.name, len(scene.triangles)
     if len(scene.vertices) == 0 or count == 0:
         raise ShoalError(f"{name} holds no triangles: {len(scene.vertices)} vertices, {count} faces.")
@@ -94,15 +98,15 @@ def check_scene(scene: Scene) -> Scene:
     low, high = scene.bounds
     extent = float((high - low).max())
     if extent == 0.0:
-        raise ShoalError(f"{name}: all triangles lie in one point {low.tolist()}; there is nothing to see.")
-    if extent > LARGEST_EXTENT:
+        raise ShoalError(f"{name}: all triangles lie in one point {low.tolist()}; the scene is empty.")
+    if extent > MAX_EXTENT:
         raise ShoalError(
-            f"{name} is {extent:.6g} m across, more than {LARGEST_EXTENT:g} m: "
+            f"{name} is {extent:.6g} m across, more than {MAX_EXTENT:g} m: "
             "give its unit with --scale (0.001 for millimeters)."
         )
     away = float(np.abs([low, high]).max())
-    if away > FARTHEST:
-        raise ShoalError(f"{name} lies {away:.6g} m from the origin, more than {FARTHEST:g} m: move it nearer.")
+    if away > MAX_DISTANCE:
+        raise ShoalError(f"{name} lies {away:.6g} m from the origin, more than {MAX_DISTANCE:g} m: move it nearer.")
     return scene
 
 

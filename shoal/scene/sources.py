@@ -1,4 +1,4 @@
-"""From what a user types to scenes: `house:SEED`, `cabin:SEED`, or mesh files; prepared once, and kept on disk."""
+"""Scene sources: turns `house:SEED`, `cabin:SEED` and mesh file paths into scenes, prepared once and cached on disk."""
 
 import hashlib
 from collections.abc import Callable, Iterable
@@ -13,29 +13,32 @@ from shoal.core.errors import ShoalError, unknown
 from shoal.scene.cache import cached
 from shoal.scene.files import Source, check_textures
 from shoal.scene.house import BUILDINGS, TEST, TRAIN, make_house
-from shoal.scene.load import ENDINGS, build, content_key
-from shoal.scene.pack import Packed, pack_scene
+from shoal.scene.load import EXTENSIONS, build, content_key
+from shoal.scene.pack import PackedScene, pack_scene
 from shoal.scene.scene import Scene
 
-FORMAT = 3
-"""Counts up whenever the same file would become another scene, so that older entries of the cache are passed over."""
+FORMAT = 4
+"""Version of the cache entries of mesh files; incremented when the same file gives other content."""
 
-MOST_HOUSES = 10**6
+MAX_HOUSES = 10**6
 
-FORMS = "house:SEED or cabin:SEED (house:SEED@DETAIL), or the path of a .glb, .gltf, .obj or .ply file"
+SOURCE_FORMS = "house:SEED or cabin:SEED (house:SEED@DETAIL), or the path of a .glb, .gltf, .obj or .ply file"
 
 
 def open_scene(source: str, up: str = "auto", scale: float = 1.0, strict: bool = False) -> Scene:
-    """The scene a user names: `house:SEED`, `cabin:SEED` or `house:SEED@DETAIL` is made, all else is a mesh file.
+    """Open a scene by its source.
 
-    Missing textures are a warning, or, if `strict`, an error.
+    Args:
+        source: `house:SEED`, `cabin:SEED`, either with `@DETAIL`, or the path of a mesh file.
+        up, scale: As in `load_scene`; ignored for houses and cabins.
+        strict: Raise an error for missing textures instead of a warning.
     """
-    made = _building(source)
-    if made is None:
+    parsed = _parse_building(source)
+    if parsed is None:
         scene = build(_file(source), up, scale)
         check_textures(scene.name, scene.missing, strict)
         return scene
-    building, seed, detail = made
+    building, seed, detail = parsed
     return replace(make_house(seed, detail, building), name=source)
 
 
@@ -45,36 +48,42 @@ def prepare(
     scale: float = 1.0,
     device: str | torch.device = "cpu",
     strict: bool = False,
-) -> Packed:
-    """A scene ready for rays, from the cache if it was prepared before; else its tree is built on `device`.
+) -> PackedScene:
+    """A packed scene, from the cache or else with its search tree built on `device`.
 
-    Missing textures are a warning, or, if `strict`, an error.
+    Args:
+        source, up, scale: As in `open_scene`.
+        device: Builds the tree if the scene is not cached; the packed scene is on the CPU.
+        strict: Raise an error for missing textures instead of a warning.
     """
-    packed = fetch(source, up, scale, device)
+    packed = prepare_unchecked(source, up, scale, device)
     check_textures(packed.name, packed.missing, strict)
     return packed
 
 
-def fetch(source: str, up: str = "auto", scale: float = 1.0, device: str | torch.device = "cpu") -> Packed:
-    """The same for a process that prepares scenes for another, which checks their textures."""
-    made = _building(source)
-    if made is None:
+def prepare_unchecked(
+    source: str, up: str = "auto", scale: float = 1.0, device: str | torch.device = "cpu"
+) -> PackedScene:
+    """`prepare` without the check for missing textures."""
+    parsed = _parse_building(source)
+    if parsed is None:
         file = _file(source)
         key = content_key(file, up, scale, FORMAT)
         return _cached(key, lambda: pack_scene(build(file, up, scale), device))
-    building, seed, detail = made
-    key = f"{building}-{seed}-{detail:g}-{_recipe()}"
+    building, seed, detail = parsed
+    key = f"{building}-{seed}-{detail:g}-{_code_hash()}"
     return _cached(key, lambda: pack_scene(open_scene(source), device))
 
 
-def _cached(key: str, make: Callable[[], Packed]) -> Packed:
-    return replace(cached(key, make, to_arrays, from_arrays), key=key)
+def _cached(key: str, compute: Callable[[], PackedScene]) -> PackedScene:
+    return replace(cached(key, compute, to_arrays, from_arrays), key=key)
 
 
 def expand(sources: str | Iterable[str]) -> list[str]:
-    """Single sources from several at once: `house:train`, `house:test`, `house:100-199`, or a folder of mesh files.
+    """Expand sources of several scenes into single ones.
 
-    The same goes for cabins. A detail may follow: `house:train@2`.
+    Sources of several scenes are `house:train`, `house:test`, `house:100-199`, the same for cabins, each with an
+    optional detail as in `house:train@2`, and a folder of mesh files.
     """
     found: list[str] = []
     for source in [sources] if isinstance(sources, str) else sources:
@@ -83,21 +92,21 @@ def expand(sources: str | Iterable[str]) -> list[str]:
             seeds, at, detail = rest.partition("@")
             found += [f"{kind}:{seed}{at}{detail}" for seed in _seeds(kind, seeds)]
         elif Path(source).is_dir():
-            files = sorted(p for p in Path(source).rglob("*") if p.suffix.lower() in ENDINGS)
+            files = sorted(p for p in Path(source).rglob("*") if p.suffix.lower() in EXTENSIONS)
             if not files:
-                raise ShoalError(f"The folder {source} holds no mesh files ({', '.join(ENDINGS)}).")
+                raise ShoalError(f"The folder {source} holds no mesh files ({', '.join(EXTENSIONS)}).")
             found += map(str, files)
         else:
             found.append(source)
     if not found:
-        raise ShoalError(f"No scene is named; give {FORMS}.")
+        raise ShoalError(f"No scene is named; give {SOURCE_FORMS}.")
     return found
 
 
-def check_there(sources: Iterable[str]) -> None:
-    """Refuse single sources that are no files, before anybody waits for them."""
+def check_exists(sources: Iterable[str]) -> None:
+    """Raise a ShoalError for a single source whose file does not exist."""
     for source in sources:
-        if _building(source) is None:
+        if _parse_building(source) is None:
             _file(source)
 
 
@@ -108,14 +117,14 @@ def _seeds(building: str, text: str) -> Iterable[int | str]:
     if dash and first.isdigit() and last.isdigit():
         if int(last) < int(first):
             raise ShoalError(f"{building}:{text} is empty: {last} comes before {first}.")
-        if int(last) - int(first) >= MOST_HOUSES:
-            raise ShoalError(f"{building}:{text} is more than {MOST_HOUSES:,} {building}s.")
+        if int(last) - int(first) >= MAX_HOUSES:
+            raise ShoalError(f"{building}:{text} is more than {MAX_HOUSES:,} {building}s.")
         return range(int(first), int(last) + 1)
     return [text]
 
 
-def _building(source: str) -> tuple[str, int, float] | None:
-    """House or cabin, seed and detail; None for anything else."""
+def _parse_building(source: str) -> tuple[str, int, float] | None:
+    """Building ("house" or "cabin"), seed and detail of a source; None for other sources."""
     kind, _, rest = str(source).partition(":")
     if kind not in BUILDINGS:
         return None
@@ -123,7 +132,7 @@ def _building(source: str) -> tuple[str, int, float] | None:
     if seed in ("train", "test") or "-" in seed.strip("-"):
         raise ShoalError(f"{source} is many {kind}s; name one of them, such as {kind}:7.")
     if not (seed.isascii() and seed.isdigit() and len(seed) <= 18):
-        raise ShoalError(f"A {kind} needs a seed, a whole number from 0 on, such as {kind}:7, not {seed!r}.")
+        raise ShoalError(f"A {kind} needs a seed, an integer of at least 0, such as {kind}:7, not {seed!r}.")
     try:
         return kind, int(seed), float(detail) if at else 1.0
     except ValueError:
@@ -131,8 +140,8 @@ def _building(source: str) -> tuple[str, int, float] | None:
 
 
 @cache
-def _recipe() -> str:
-    """Changes with the code that makes houses and cabins: one of an older version is not this one."""
+def _code_hash() -> str:
+    """Hash of this package's source code: a cached house of another version of the code is not reused."""
     code = [path.read_bytes() for path in sorted(Path(__file__).parent.rglob("*.py"))]
     return hashlib.sha256(b"".join(code)).hexdigest()[:16]
 
@@ -140,41 +149,41 @@ def _recipe() -> str:
 def _file(source: str) -> Source:
     kind, colon, rest = str(source).partition(":")
     if not str(source).strip():
-        raise ShoalError(f"The scene has no name; give {FORMS}.")
+        raise ShoalError(f"The scene has no name; give {SOURCE_FORMS}.")
     if "://" in str(source):
-        raise ShoalError(f"{source} is an address; fetch the file and give its path.")
+        raise ShoalError(f"{source} is a URL; download the file and give its path.")
     if colon and len(kind) > 1 and kind.isalpha() and "." not in rest:
         raise unknown("kind of scene", kind, BUILDINGS)
     return Source(source)
 
 
-def to_arrays(packed: Packed) -> tuple[dict[str, np.ndarray], dict]:
-    """A packed scene as arrays and JSON, for a file."""
+def to_arrays(packed: PackedScene) -> tuple[dict[str, np.ndarray], dict]:
+    """A packed scene as arrays and JSON metadata."""
     meta = dict(
         name=packed.name,
-        places=packed.places,
+        section_starts=packed.section_starts,
         labels=packed.labels,
         triangles=packed.triangles,
-        holes=packed.holes,
+        has_cutouts=packed.has_cutouts,
         notes=packed.notes,
         missing=packed.missing,
         key=packed.key,
     )
-    # Integers: where floats are copied, the bits of those that are no numbers are not safe everywhere.
+    # As integers: copying floats may change the bits of NaNs.
     return {"words": packed.words.view(torch.int32).numpy(), "bounds": packed.bounds, "middle": packed.middle}, meta
 
 
-def from_arrays(arrays: dict[str, np.ndarray], meta: dict) -> Packed:
-    """The packed scene that a file holds."""
-    return Packed(
+def from_arrays(arrays: dict[str, np.ndarray], meta: dict) -> PackedScene:
+    """The inverse of `to_arrays`."""
+    return PackedScene(
         name=meta["name"],
         words=torch.from_numpy(arrays["words"]).view(torch.float32),
-        places=tuple(meta["places"]),
+        section_starts=tuple(meta["section_starts"]),
         bounds=arrays["bounds"],
         middle=arrays["middle"],
         labels=tuple(meta["labels"]),
         triangles=meta["triangles"],
-        holes=meta["holes"],
+        has_cutouts=meta["has_cutouts"],
         notes=tuple(meta["notes"]),
         missing=tuple(meta["missing"]),
         key=meta.get("key", ""),

@@ -1,8 +1,8 @@
-"""The search tree over a scene's triangles: built level by level with whole-array operations, on any device.
+"""The search tree (BVH) over a scene's triangles: built level by level with torch operations, on any device.
 
-Splits are chosen by the surface area heuristic over bins: cost = sum over both sides of (area x triangles), for all
-nodes of a level at once. The binary tree is then folded into nodes of four children, so that a ray reads one node
-where it would have read three.
+Splits are chosen by the binned surface area heuristic, cost = sum over both sides of (area x triangles), for all nodes
+of a level at once. The binary tree is then folded into nodes of four children, so a ray reads one node instead of
+three.
 """
 
 from dataclasses import dataclass
@@ -10,27 +10,27 @@ from dataclasses import dataclass
 import torch
 
 BINS = 16
-"""Parts of a node between which it may be split, per axis; small nodes have fewer."""
+"""Bins per axis of the surface area heuristic; small nodes use fewer."""
 
 LEAF = 4
-"""The most triangles in a leaf."""
+"""Maximum triangles in a leaf."""
 
 WIDTH = 4
 """Children of a folded node."""
 
 STEP_COST = 2.0
-"""What visiting a node costs beside testing one triangle."""
+"""Cost of visiting a node, relative to testing one triangle."""
 
 STACK = 64
-"""Nodes that a ray may have to remember; a tree that needs more is built anew, balanced."""
+"""Size of a ray's traversal stack in nodes; a tree that needs more is rebuilt as a balanced one."""
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A folded tree. Children of node i: `lower[i, k]` to `upper[i, k]` is the box, `child[i, k]` the way on.
+    """A folded tree. Child k of node i has the box `lower[i, k]` to `upper[i, k]` and the code `child[i, k]`.
 
-    `child` >= 0 is a node; -1 - (8 * first + count) is a leaf: `count` triangles of `order` from `first` on; an empty
-    place has count 0 and an inverted box. Node 0 is the root.
+    A code >= 0 is the index of a node. The code -1 - (8 * first + count) is a leaf with the triangles
+    `order[first : first + count]`; an unused child has count 0 and an inverted box. Node 0 is the root.
     """
 
     lower: torch.Tensor
@@ -40,20 +40,20 @@ class Tree:
     child: torch.Tensor
     """int32 [nodes, WIDTH]"""
     order: torch.Tensor
-    """int64 [T]: the triangles in the order of the leaves."""
+    """int64 [T]: triangle indices in leaf order."""
 
 
 def build_tree(corners: torch.Tensor, balanced: bool = False) -> Tree:
-    """The tree over triangles `corners` [T, 3, 3], on the device that holds them.
+    """Build the tree over triangles `corners` [T, 3, 3], on their device.
 
-    A `balanced` one halves the triangles along a space-filling curve: less good, but no deeper than it must be.
+    A `balanced` tree splits at the median along a space-filling curve: slower to traverse, but of minimum depth.
     """
     binary, order = _split(corners.amin(1), corners.amax(1), balanced)
     return _fold(binary, order, binary.count.float() if balanced else _area(binary.bounds))
 
 
 def stack_needed(tree: Tree) -> int:
-    """The most children that can wait on a ray's stack: along the worst path, all but one of each node."""
+    """Maximum entries on a ray's traversal stack: along the worst path, all children but one of each node."""
     used = (tree.child != -1).sum(1)
     nodes = torch.zeros(1, dtype=torch.long, device=tree.child.device)
     waiting = torch.zeros_like(nodes)
@@ -69,9 +69,9 @@ def stack_needed(tree: Tree) -> int:
 
 @dataclass
 class _Binary:
-    """A binary tree in the order of its levels; `left` < 0 marks a leaf, and the right child is `left` + 1."""
+    """A binary tree in breadth-first order; `left` < 0 marks a leaf, and the right child is `left` + 1."""
 
-    bounds: torch.Tensor  # [n, 6]: least corner, then the greatest with its sign turned (so that both are minima)
+    bounds: torch.Tensor  # [n, 6]: minimum corner, then the negated maximum corner (so that both reduce by min)
     left: torch.Tensor
     first: torch.Tensor
     count: torch.Tensor
@@ -82,45 +82,45 @@ def _split(lower: torch.Tensor, upper: torch.Tensor, balanced: bool) -> tuple[_B
     boxes = torch.cat([lower, -upper], 1)
     center = (lower + upper) * 0.5
     order = torch.argsort(_curve(center)) if balanced else torch.arange(total, device=device)
-    # The nodes of this level: where their triangles begin in `order`, and how many they are.
+    # The nodes of this level: the index in `order` of their first triangle, and their number of triangles.
     first, count = torch.zeros(1, dtype=torch.long, device=device), torch.full((1,), total, device=device)
     levels: list[_Binary] = []
-    made = 1
+    node_count = 1
     while len(first):
         node = torch.repeat_interleave(torch.arange(len(first), device=device), count)
         starts = torch.cumsum(count, 0) - count
-        place = torch.arange(len(node), device=device) - starts[node] + first[node]
-        triangles = order[place]
+        position = torch.arange(len(node), device=device) - starts[node] + first[node]
+        triangles = order[position]
         bounds = _reduce(boxes[triangles], node, len(first))
         goes_left, cost = _best_split(boxes[triangles], center[triangles], node, count)
         if balanced:
             cost = torch.full_like(cost, torch.inf)
-        # A leaf where splitting does not pay; a split in the middle where no border separates the triangles.
+        # A leaf if splitting costs more; a split at the median if no bin border separates the triangles.
         stuck = ~torch.isfinite(cost)
         pays = (cost < _area(bounds) * (count - STEP_COST)) | (count > LEAF)
         inner = (count > 1) & pays & ~(stuck & (count <= LEAF))
-        halfway = (place - first[node]) < (count // 2)[node]
+        halfway = (position - first[node]) < (count // 2)[node]
         goes_left = torch.where(stuck[node], halfway, goes_left) & inner[node]
         lefts = torch.zeros_like(count).index_add_(0, node, goes_left.long())
         rank = torch.cumsum(goes_left.long(), 0) - goes_left.long()
         rank -= rank[starts][node]
-        behind = lefts[node] + (place - first[node]) - rank
+        behind = lefts[node] + (position - first[node]) - rank
         target = first[node] + torch.where(goes_left, rank, behind)
         moved = inner[node]
         order[target[moved]] = triangles[moved]
-        number = torch.cumsum(inner.long(), 0) - inner.long()
-        left = torch.where(inner, made + 2 * number, -1)
+        inner_rank = torch.cumsum(inner.long(), 0) - inner.long()
+        left = torch.where(inner, node_count + 2 * inner_rank, -1)
         levels.append(_Binary(bounds, left, first, count))
         parent_first, parent_count, parent_lefts = first[inner], count[inner], lefts[inner]
         first = torch.stack([parent_first, parent_first + parent_lefts], 1).reshape(-1)
         count = torch.stack([parent_lefts, parent_count - parent_lefts], 1).reshape(-1)
-        made += len(first)
+        node_count += len(first)
     parts = [torch.cat([getattr(level, name) for level in levels]) for name in ("bounds", "left", "first", "count")]
     return _Binary(*parts), order
 
 
 def _curve(points: torch.Tensor) -> torch.Tensor:
-    """The place of points along Morton's curve through their box, 2^20 steps a side."""
+    """int64 [N]: the Morton code of points in their bounding box, 20 bits per axis."""
     low = points.amin(0)
     cell = ((points - low) / (points.amax(0) - low).clamp(min=1e-20) * (2**20 - 1)).long()
     bit = torch.arange(20, device=points.device)
@@ -128,13 +128,13 @@ def _curve(points: torch.Tensor) -> torch.Tensor:
 
 
 def _reduce(boxes: torch.Tensor, group: torch.Tensor, groups: int) -> torch.Tensor:
-    """The box around the boxes of each group; inf where there are none."""
+    """The bounding box of the boxes of each group; inf for an empty group."""
     out = torch.full((groups, boxes.shape[1]), torch.inf, device=boxes.device)
     return out.scatter_reduce_(0, group[:, None].expand_as(boxes), boxes, "amin")
 
 
 def _area(bounds: torch.Tensor) -> torch.Tensor:
-    """Half the surface of boxes [..., 6]; 0 for an empty one."""
+    """Half the surface area of boxes [..., 6]; 0 for an empty box."""
     x, y, z = (-bounds[..., 3:] - bounds[..., :3]).clamp(min=0).unbind(-1)
     return x * y + y * z + z * x
 
@@ -142,7 +142,7 @@ def _area(bounds: torch.Tensor) -> torch.Tensor:
 def _best_split(
     boxes: torch.Tensor, center: torch.Tensor, node: torch.Tensor, count: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which triangles the best split of their node sends left, and its cost: inf where no border separates any."""
+    """Whether each triangle goes left in the best split of its node, and the split costs; inf if there is no split."""
     nodes = len(count)
     parts = min(BINS, max(4, 2 * len(node) // nodes))
     around = _reduce(torch.cat([center, -center], 1), node, nodes)
@@ -155,10 +155,10 @@ def _best_split(
     for a in range(3):
         slot = slots[:, a].long()
         inside = _reduce(boxes, slot, nodes * parts).reshape(nodes, parts, 6)
-        many = torch.bincount(slot, minlength=nodes * parts).reshape(nodes, parts)
+        counts = torch.bincount(slot, minlength=nodes * parts).reshape(nodes, parts)
         before = torch.cummin(inside, 1).values[:, :-1]
         after = torch.cummin(inside.flip(1), 1).values.flip(1)[:, 1:]
-        left = torch.cumsum(many, 1)[:, :-1]
+        left = torch.cumsum(counts, 1)[:, :-1]
         right = count[:, None] - left
         cost = _area(before) * left + _area(after) * right
         cost[(left == 0) | (right == 0)] = torch.inf
@@ -171,30 +171,30 @@ def _best_split(
 
 
 def _fold(tree: _Binary, order: torch.Tensor, weight: torch.Tensor) -> Tree:
-    """Nodes of WIDTH children: the child of the greatest weight is replaced by its own two until the node is full."""
+    """Fold into nodes of WIDTH children: the child of greatest weight is replaced by its two until the node is full."""
     device = order.device
     roots = torch.zeros(1, dtype=torch.long, device=device)
     lowers, uppers, children = [], [], []
-    made = 1
+    node_count = 1
     while len(roots):
-        places = torch.full((len(roots), WIDTH), -1, device=device)
-        places[:, 0] = roots
+        slots = torch.full((len(roots), WIDTH), -1, device=device)
+        slots[:, 0] = roots
         rows = torch.arange(len(roots), device=device)
         for filled in range(1, WIDTH):
-            open_ = (places >= 0) & (tree.left[places] >= 0)
-            heaviest, which = torch.where(open_, weight[places], -1.0).max(1)
+            open_ = (slots >= 0) & (tree.left[slots] >= 0)
+            heaviest, which = torch.where(open_, weight[slots], -1.0).max(1)
             grows = heaviest >= 0
-            at = places[rows, which]
-            places[rows, which] = torch.where(grows, tree.left[at], at)
-            places[:, filled] = torch.where(grows, tree.left[at] + 1, -1)
-        used = places >= 0
-        inner = used & (tree.left[places] >= 0)
-        number = torch.cumsum(inner.reshape(-1).long(), 0).reshape(inner.shape) - inner.long()
-        leaf = torch.where(used, 8 * tree.first[places] + tree.count[places], 0)
-        children.append(torch.where(inner, made + number, -1 - leaf).int())
-        bounds = torch.where(used[..., None], tree.bounds[places], torch.inf)
+            at = slots[rows, which]
+            slots[rows, which] = torch.where(grows, tree.left[at], at)
+            slots[:, filled] = torch.where(grows, tree.left[at] + 1, -1)
+        used = slots >= 0
+        inner = used & (tree.left[slots] >= 0)
+        inner_rank = torch.cumsum(inner.reshape(-1).long(), 0).reshape(inner.shape) - inner.long()
+        leaf = torch.where(used, 8 * tree.first[slots] + tree.count[slots], 0)
+        children.append(torch.where(inner, node_count + inner_rank, -1 - leaf).int())
+        bounds = torch.where(used[..., None], tree.bounds[slots], torch.inf)
         lowers.append(bounds[..., :3])
         uppers.append(-bounds[..., 3:])
-        roots = places[inner]
-        made += len(roots)
+        roots = slots[inner]
+        node_count += len(roots)
     return Tree(torch.cat(lowers), torch.cat(uppers), torch.cat(children), order)

@@ -1,7 +1,7 @@
-"""A process that prepares scenes: the module, executed as a program, reads requests and answers with files.
+"""Worker process that prepares scenes: reads requests from stdin and writes prepared scenes to files.
 
-A process and not a thread, since parsing and building hold Python's lock, which the program that trains needs for
-every launch. It ends when its input does, so it never outlives the program that started it.
+A process and not a thread, because parsing and tree building hold the GIL, which the training loop needs for every
+kernel launch. It ends at the end of its stdin, so it never outlives its parent.
 """
 
 import json
@@ -12,23 +12,23 @@ import torch
 
 from shoal.core.errors import ShoalError
 from shoal.scene.cache import save_arrays
-from shoal.scene.sources import fetch, to_arrays
+from shoal.scene.sources import prepare_unchecked, to_arrays
 
 
 def serve() -> None:
-    """Answer requests, one JSON object a line, until there are no more."""
+    """Answer requests, one JSON object per line, until the end of stdin."""
     torch.set_num_threads(1)
-    # What libraries print must not come between the answers.
+    # Redirect prints of libraries to stderr: stdout carries only answers.
     answers, sys.stdout = sys.stdout, sys.stderr
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            packed = fetch(request["source"], request["up"], request["scale"])
+            packed = prepare_unchecked(request["source"], request["up"], request["scale"])
             save_arrays(Path(request["path"]), *to_arrays(packed))
             answer = {}
         except ShoalError as error:
             answer = {"error": str(error)}
-        except Exception as error:  # one scene of many: the others go on
+        except Exception as error:  # affects one scene only; keep serving
             answer = {"error": f"{request['source']} could not be prepared: {type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers, flush=True)
 

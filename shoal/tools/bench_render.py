@@ -21,7 +21,7 @@ from shoal.render.sheet import parse_size
 from shoal.render.viewpoints import find_viewpoints
 from shoal.runs.progress import si
 from shoal.scene.memory import SceneMemory
-from shoal.scene.pack import Packed
+from shoal.scene.pack import PackedScene
 from shoal.scene.pool import ScenePool
 from shoal.scene.sources import expand, prepare
 from shoal.tools.bench import machine, measure, save
@@ -63,7 +63,7 @@ def scatter_movers(poses: torch.Tensor, per_env: int) -> Movers:
 
 
 def bench_render(
-    scenes: Sequence[Packed],
+    scenes: Sequence[PackedScene],
     views: int,
     size: tuple[int, int],
     outputs: Sequence[str],
@@ -109,7 +109,7 @@ def bench_pool(
     try:
         renderer = Renderer(pool.memory, envs, (64, 64), ["depth"], max_depth=MAX_DEPTH)
         # A row is where an env is now; its scene may be another tomorrow, so the places are drawn once, at eye height.
-        pool.period = 10**9
+        pool.swap_interval = 10**9
         renderer.position[:, :2] = torch.rand(envs, 2, device=pool.device) * 8.0 + 1.0
         renderer.position[:, 2] = 1.25
         renderer.rotation = heading(torch.rand(envs, device=pool.device) * 2.0 * math.pi)
@@ -119,7 +119,7 @@ def bench_pool(
             renderer.render(scene=pool.row)
 
         once = measure(step, pool.device, 1.0)
-        pool.period = max(1, int(every / once))
+        pool.swap_interval = max(1, int(every / once))
         swaps, before, times = pool.swaps, pool.loaded, []
         start = time.perf_counter()
         while time.perf_counter() - start < seconds:

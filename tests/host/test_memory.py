@@ -10,7 +10,7 @@ import pytest
 from shoal.core.errors import ShoalError
 from shoal.host import memory
 from shoal.host.memory import SharedArrays
-from shoal.scene import workshop
+from shoal.scene import prefetch
 
 LAYOUT = {"a": ("float32", (1000, 3)), "b": ("uint8", (7,)), "none": ("bool", (0,))}
 
@@ -75,9 +75,9 @@ def test_a_shared_memory_folder_that_cannot_be_written_is_passed_over(monkeypatc
 
 
 def test_scenes_on_their_way_go_where_more_is_free(monkeypatch, tmp_path):
-    free = {workshop.MEMORY: 64 * 2**20, tmp_path: 2**40}
-    monkeypatch.setattr(workshop, "temporary_folder", lambda: tmp_path)
-    monkeypatch.setattr(workshop, "_free", free.__getitem__)
-    assert workshop._places() == [tmp_path, workshop.MEMORY]
-    free[workshop.MEMORY] = 2 * workshop.ROOM
-    assert workshop._places() == [workshop.MEMORY, tmp_path]
+    free = {prefetch.MEMORY: 64 * 2**20, tmp_path: 2**40}
+    monkeypatch.setattr(prefetch, "temporary_folder", lambda: tmp_path)
+    monkeypatch.setattr(prefetch, "_free", free.__getitem__)
+    assert prefetch._folders_by_space() == [tmp_path, prefetch.MEMORY]
+    free[prefetch.MEMORY] = 2 * prefetch.MIN_FREE_BYTES
+    assert prefetch._folders_by_space() == [prefetch.MEMORY, tmp_path]

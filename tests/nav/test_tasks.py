@@ -352,7 +352,7 @@ def test_what_is_prepared_beforehand_is_what_is_opened(tmp_path, monkeypatch):
     config = NavConfig(eval_scenes="cabin:0-5@0", held_out=3, goals=2, image="none", playing=True)
     world = Flee(4, "cpu", config)
     world.prepare(8)
-    world._errand.wait()
+    world._preload.wait()
     kept = set((tmp_path / "cache").iterdir())
     assert len(kept) == 3
     world.reset(8)

@@ -1,4 +1,4 @@
-"""Small mesh files, written by hand, and what they must look like."""
+"""Small mesh files for tests, and colors and corners of the loaded scenes."""
 
 import io
 import json
@@ -12,14 +12,14 @@ from shoal.scene.scene import Scene
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0, 255), (0, 255, 0, 255), (0, 0, 255, 255), (255, 255, 255, 255)
 FOUR = np.array([[RED, GREEN], [BLUE, WHITE]], np.uint8)
-"""A picture of four colors: red at the top left, green at the top right, blue at the bottom left."""
+"""An image of four colors: red at the top left, green at the top right, blue at the bottom left."""
 
 SQUARE = np.array([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]], np.float32)
 FACES = np.array([[0, 1, 2], [0, 2, 3]], np.uint16)
 
 
 def picture_bytes(picture: np.ndarray, form: str = "PNG") -> bytes:
-    """A picture as the bytes of a file."""
+    """An image as the bytes of a file."""
     image = Image.fromarray(picture)
     file = io.BytesIO()
     (image.convert("RGB") if form == "JPEG" else image).save(file, form, **({"quality": 100} if form == "JPEG" else {}))
@@ -27,7 +27,7 @@ def picture_bytes(picture: np.ndarray, form: str = "PNG") -> bytes:
 
 
 class Gltf:
-    """A glTF file in the making: arrays go in, indices come out."""
+    """Builder of a glTF file: methods add an item and return its index."""
 
     def __init__(self):
         self.binary = b""
@@ -71,7 +71,7 @@ class Gltf:
         return self.frame(json.dumps(self.tree).encode())
 
     def frame(self, text: bytes) -> bytes:
-        """The file around a JSON text, with right lengths."""
+        """A .glb file with this JSON text and valid lengths."""
         text += b" " * (-len(text) % 4)
         binary = self.binary + b"\0" * (-len(self.binary) % 4)
         chunks = struct.pack("<I4s", len(text), b"JSON") + text + struct.pack("<I4s", len(binary), b"BIN\0") + binary

@@ -6,7 +6,7 @@ from shoal.scene.scene import Material, Scene
 
 
 def make_scene(corners: np.ndarray, name: str = "test", **parts) -> Scene:
-    """A scene of loose triangles [T, 3, 3]; each triangle is an object of its own unless `instance` says otherwise."""
+    """A scene of loose triangles [T, 3, 3]; each triangle is one instance unless `instance` is given."""
     corners = np.asarray(corners, np.float32)
     count = len(corners)
     given = dict(

@@ -1,4 +1,4 @@
-"""Every kind of broken file gets one sentence that names the file and the reason, and the process lives."""
+"""Every kind of broken file raises one sentence that names the file and the reason."""
 
 import base64
 import json
@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import shoal.scene.draft
 import shoal.scene.files
 import shoal.scene.gltf
+import shoal.scene.gltf_file
+import shoal.scene.parsed
 import shoal.scene.polygons
 from shoal.core.errors import ShoalError
 from shoal.scene.load import load_scene
@@ -28,7 +29,7 @@ PLY_BODY = "0 0 0\n1 0 0\n0 1 0\n3 0 1 2\n"
 
 
 def refused(path, *words: str, **settings) -> str:
-    """The message of the refusal, which holds all the words."""
+    """The error message of `load_scene`, which must contain all the words."""
     with pytest.raises(ShoalError) as caught:
         load_scene(path, **settings)
     message = str(caught.value)
@@ -39,7 +40,7 @@ def refused(path, *words: str, **settings) -> str:
 
 
 def written(path, content: str | bytes):
-    """A file with this content."""
+    """Write a file and return its path."""
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
 
@@ -47,15 +48,15 @@ def written(path, content: str | bytes):
 # --- Any kind of file ------------------------------------------------------------------------------------------------
 
 
-def test_files_that_are_not_there_or_not_meshes(tmp_path):
+def test_missing_files_and_files_that_are_not_meshes(tmp_path):
     refused(tmp_path / "none.glb", "There is no file", "none.glb")
     refused(tmp_path, "is a folder")
     refused(written(tmp_path / "a.stl", "solid"), "a.stl", "'.stl'", ".glb, .gltf, .obj, .ply")
-    refused(written(tmp_path / "a", "x"), "unknown ending")
+    refused(written(tmp_path / "a", "x"), "unknown extension")
     refused("a\0b.glb")
     refused("x" * 5000 + ".glb")
     os.mkfifo(tmp_path / "pipe.glb")
-    refused(tmp_path / "pipe.glb", "not a plain file")
+    refused(tmp_path / "pipe.glb", "not a regular file")
 
 
 @pytest.mark.parametrize("ending", ["glb", "gltf", "obj", "ply"])
@@ -107,23 +108,23 @@ def test_too_many_triangles_or_bytes(tmp_path, monkeypatch):
     glb = square_glb().save(tmp_path / "a.glb")
     obj = written(tmp_path / "a.obj", OBJ + "f 1 2 3\nf 3 2 1\n")
     ply = written(tmp_path / "a.ply", PLY.replace("face 1", "face 9") + PLY_BODY)
-    monkeypatch.setattr(shoal.scene.draft, "LARGEST_COUNT", 1)
+    monkeypatch.setattr(shoal.scene.parsed, "MAX_TRIANGLES", 1)
     for path in (glb, obj, ply):
         refused(path, "triangles; at most 1 are read")
-    monkeypatch.setattr(shoal.scene.files, "LARGEST_FILE", 20)
+    monkeypatch.setattr(shoal.scene.files, "MAX_FILE_BYTES", 20)
     refused(obj, "bytes; at most 20")
 
 
-def test_a_small_file_that_places_one_mesh_very_often(tmp_path, monkeypatch):
+def test_a_small_file_that_places_one_mesh_many_times(tmp_path, monkeypatch):
     file = square_glb()
     file.tree["nodes"] = [{"mesh": 0}] * 30
     file.tree["scenes"] = [{"nodes": list(range(30))}]
-    monkeypatch.setattr(shoal.scene.draft, "LARGEST_COUNT", 50)
+    monkeypatch.setattr(shoal.scene.parsed, "MAX_TRIANGLES", 50)
     refused(file.save(tmp_path / "a.glb"), "60 triangles; at most 50")
 
 
 def test_limits_of_gltf(tmp_path, monkeypatch):
-    """Stated limits, made small."""
+    """Each limit is enforced; here the limits are small."""
     two = square_glb()
     two.tree["nodes"] = [{"mesh": 0}] * 2
     two.tree["scenes"] = [{"nodes": [0, 1]}]
@@ -131,22 +132,23 @@ def test_limits_of_gltf(tmp_path, monkeypatch):
     monkeypatch.setattr(shoal.scene.gltf, "free_memory", lambda device: 1000)
     refused(path, "a.glb takes about 0.0 GB of memory to read")
     monkeypatch.undo()
-    monkeypatch.setattr(shoal.scene.gltf, "LARGEST_LIST", 1)
+    monkeypatch.setattr(shoal.scene.gltf_file, "MAX_ITEMS", 1)
     refused(path, "a.glb has 2 'nodes'; at most 1 are read")
     one = square_glb()
     del one.tree["accessors"][0]["bufferView"]
-    monkeypatch.setattr(shoal.scene.gltf, "LARGEST_LIST", 3)
-    refused(one.save(tmp_path / "b.glb"), "accessor 0 claims 4 entries without data; at most 3 are read")
+    monkeypatch.setattr(shoal.scene.gltf_file, "MAX_ITEMS", 3)
+    monkeypatch.setattr(shoal.scene.gltf, "MAX_PRIMITIVES", 3)
+    refused(one.save(tmp_path / "b.glb"), "accessor 0 declares 4 entries without data; at most 3 are read")
     two.tree["meshes"][0]["primitives"] *= 2
-    refused(two.save(tmp_path / "c.glb"), "c.glb places 4 parts of meshes; at most 3 are read")
+    refused(two.save(tmp_path / "c.glb"), "c.glb places 4 primitives; at most 3 are read")
 
 
-def test_too_many_corners_in_dents(tmp_path, monkeypatch):
+def test_too_many_corners_of_concave_faces(tmp_path, monkeypatch):
     star = "v 0 0 0\nv 2 0 0\nv 1 0.2 0\nv 2 2 0\nv 0 2 0\nf 1 2 3 4 5\n"
     path = written(tmp_path / "a.obj", star)
     assert len(load_scene(path).triangles) == 3
-    monkeypatch.setattr(shoal.scene.polygons, "LARGEST_WORK", 1000)
-    refused(path, "a.obj has too many faces with dents and many corners, such as 5", "triangulate it")
+    monkeypatch.setattr(shoal.scene.polygons, "MAX_EAR_WORK", 1000)
+    refused(path, "a.obj has too many concave faces with many corners (such as 5)", "triangulate it")
 
 
 # --- glTF ------------------------------------------------------------------------------------------------------------
@@ -182,7 +184,7 @@ def _changed(tmp_path, change) -> object:
         (lambda f: f.tree["accessors"][1].update(count=600), ("accessor 1 needs", "truncated or damaged")),
         (lambda f: f.tree["accessors"][1].update(count=-3), ("count of accessor 1", "-3")),
         (lambda f: f.tree["accessors"][1].update(count=5), ("not three per triangle",)),
-        (lambda f: f.tree["accessors"][0].update(count=10**15), ("accessor 0 claims", "triangles")),
+        (lambda f: f.tree["accessors"][0].update(count=10**15), ("accessor 0 declares", "triangles")),
         (lambda f: f.tree["accessors"][0].update(count=2), ("refers to vertex 3", "2 vertices")),
         (lambda f: f.tree["accessors"][0].update(type="VEC7"), ("accessor 0", "VEC7")),
         (lambda f: f.tree["accessors"][0].update(componentType=9), ("unknown component type 9",)),
@@ -191,15 +193,18 @@ def _changed(tmp_path, change) -> object:
         (lambda f: f.tree["bufferViews"][0].update(byteOffset=-4), ("offset of buffer view 0", "-4")),
         (lambda f: f.tree["bufferViews"][0].update(buffer=3), ("'buffers'", "3")),
         (lambda f: f.tree["bufferViews"][0].update(byteStride=4), ("accessor 0 needs",)),
-        (lambda f: f.tree["nodes"][0].update(mesh=9), ("number 9 of its 'meshes'", "there are 1")),
-        (lambda f: f.tree["nodes"][0].update(mesh=-1), ("number -1 of its 'meshes'",)),
+        (lambda f: f.tree["nodes"][0].update(mesh=9), ("index 9 of its 'meshes'", "there are 1")),
+        (lambda f: f.tree["nodes"][0].update(mesh=-1), ("index -1 of its 'meshes'",)),
         (lambda f: f.tree["nodes"][0].update(children=[0]), ("two parents",)),
         (lambda f: f.tree["nodes"][0].update(matrix=[1, 2]), ("matrix of node 0", "16 finite numbers")),
         (lambda f: f.tree["nodes"][0].update(rotation=[0, 0, 0, 0]), ("rotation of node 0 is zero",)),
         (lambda f: f.tree["nodes"][0].update(scale=[0, 0, 0]), ("has an area",)),
         (lambda f: f.tree["meshes"][0].update(primitives=None), ("no list of primitives",)),
-        (lambda f: f.tree["meshes"][0]["primitives"][0].update(material=4), ("number 4 of its 'materials'",)),
-        (lambda f: f.tree["meshes"][0]["primitives"][0]["attributes"].update(COLOR_0=1), ("accessor 1", "exclude")),
+        (lambda f: f.tree["meshes"][0]["primitives"][0].update(material=4), ("index 4 of its 'materials'",)),
+        (
+            lambda f: f.tree["meshes"][0]["primitives"][0]["attributes"].update(COLOR_0=1),
+            ("accessor 1", "incompatible"),
+        ),
         (lambda f: f.tree.update(nodes="none"), ("'nodes' is not a list",)),
         (lambda f: f.tree.update(scenes=[{"nodes": 5}]), ("could not be read as glTF",)),
     ],
@@ -241,7 +246,7 @@ def test_draco_without_a_fallback(tmp_path):
 
 
 def _textured(tmp_path, picture: bytes | str, name: str = "a.gltf"):
-    """A .gltf with one picture, given as bytes inside or as an address."""
+    """A .gltf with one image, given as bytes or as a URI."""
     file = Gltf()
     uv = file.accessor(np.zeros((4, 2), np.float32))
     if isinstance(picture, bytes):
@@ -254,18 +259,18 @@ def _textured(tmp_path, picture: bytes | str, name: str = "a.gltf"):
     return file.save_apart(tmp_path / name)
 
 
-def test_pictures_and_buffers_that_are_damaged_or_missing(tmp_path):
-    refused(_textured(tmp_path, "data:image/png;base64,!!!"), "picture 0", "not")
+def test_damaged_and_missing_images_and_buffers(tmp_path):
+    refused(_textured(tmp_path, "data:image/png;base64,!!!"), "image 0", "not")
     refused(_textured(tmp_path, "data:image/png,abc"), "not base64")
     path = square_glb().save_apart(tmp_path / "b.gltf")
     path.with_suffix(".bin").write_bytes(b"short")
-    refused(path, "buffer 0 promises", "truncated")
+    refused(path, "buffer 0 declares", "truncated")
     path.with_suffix(".bin").unlink()
     refused(path, "buffer 'b.bin' is missing")
 
 
 def _png_claiming(width: int, height: int) -> bytes:
-    """A few bytes that say they are a picture of this size."""
+    """A small PNG file that declares this size."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -276,20 +281,20 @@ def _png_claiming(width: int, height: int) -> bytes:
     )
 
 
-def test_pictures_that_cannot_be_decoded(tmp_path):
+def test_images_that_cannot_be_decoded(tmp_path):
     good = picture_bytes(np.random.default_rng(0).integers(0, 255, (64, 64, 4), np.uint8))
-    refused(_textured(tmp_path, good[: len(good) // 2]), "picture 0", "is damaged")
-    refused(_textured(tmp_path, picture_bytes(FOUR, "JPEG")[:200]), "picture 0")
-    refused(_textured(tmp_path, b"Dear all, this is no picture."), "picture 0", "not a picture", "PNG, JPEG")
-    refused(_textured(tmp_path, b"\xabKTX 20\xbb\r\n\x1a\n" + bytes(80)), "picture 0", "KTX2")
-    refused(_textured(tmp_path, _png_claiming(60_000, 60_000)), "picture 0", "at most", "shrink")
+    refused(_textured(tmp_path, good[: len(good) // 2]), "image 0", "is damaged")
+    refused(_textured(tmp_path, picture_bytes(FOUR, "JPEG")[:200]), "image 0")
+    refused(_textured(tmp_path, b"Dear all, this is no image."), "image 0", "not a readable image", "PNG, JPEG")
+    refused(_textured(tmp_path, b"\xabKTX 20\xbb\r\n\x1a\n" + bytes(80)), "image 0", "KTX2")
+    refused(_textured(tmp_path, _png_claiming(60_000, 60_000)), "image 0", "at most", "shrink")
     refused(_textured(tmp_path, _png_claiming(13_000, 13_000)), "13000 x 13000", "at most")
     (tmp_path / "broken.png").write_bytes(good[:100])
     refused(_textured(tmp_path, "broken.png"), "'broken.png'", "damaged")
 
 
 def test_too_many_pixels_in_all(tmp_path, monkeypatch):
-    monkeypatch.setattr(shoal.scene.files, "LARGEST_PICTURES", 3)
+    monkeypatch.setattr(shoal.scene.files, "MAX_TOTAL_PIXELS", 3)
     refused(_textured(tmp_path, picture_bytes(FOUR)), "more than 3 pixels in all")
 
 
@@ -309,7 +314,7 @@ def test_too_many_pixels_in_all(tmp_path, monkeypatch):
         (OBJ + "f 1/2/3 4 5/6\n", ("not a face",)),
         (OBJ + "f 1 2 3.5\n", ("not a face",)),
         (OBJ + "f 1 2 99999999999999999999999\n", ("a.obj",)),
-        ("v 0 zero 0\n" + OBJ + "f 1 2 3\n", ("v 0 zero 0", "not made of numbers")),
+        ("v 0 zero 0\n" + OBJ + "f 1 2 3\n", ("v 0 zero 0", "something other than numbers")),
         ("v 0 0\n" + OBJ + "f 1 2 3\n", ("v 0 0", "2 numbers instead of 3")),
         (OBJ + "f 1 2\n", ("no triangles",)),
         (OBJ + "f 1 2 \x1b[31m\n", (r"'f 1 2 \x1b[31m' is not a face",)),
@@ -325,7 +330,7 @@ def test_obj_textures_that_are_damaged(tmp_path):
     written(tmp_path / "a.mtl", "newmtl m\nmap_Kd maps/wood.jpg\nnewmtl other\nmap_Kd unused.jpg\n")
     (tmp_path / "maps").mkdir()
     written(tmp_path / "maps" / "wood.jpg", "no picture")
-    refused(path, "'maps/wood.jpg'", "not a picture")
+    refused(path, "'maps/wood.jpg'", "not a readable image")
     Image.fromarray(FOUR[..., :3]).save(tmp_path / "maps" / "wood.jpg")
     assert load_scene(path).textures[0].shape == (2, 2, 4)
 
@@ -370,7 +375,7 @@ def test_missing_textures_are_a_warning_or_strictly_an_error(tmp_path, ending, r
         (PLY + PLY_BODY.replace("3 0 1 2", "3 0 1 -1"), ("vertex -1",)),
         (PLY + PLY_BODY.replace("3 0 1 2", "-3 0 1 2"), ("length -3",)),
         (PLY + PLY_BODY.replace("1 0 0", "1 one 0"), ("something other than numbers",)),
-        (PLY.replace("face 1", "face 0") + PLY_BODY, ("holds no triangles", "cloud of points")),
+        (PLY.replace("face 1", "face 0") + PLY_BODY, ("holds no triangles", "point cloud")),
         (PLY.replace("ply\n", "plx\n") + PLY_BODY, ("begins with", "plx")),
     ],
 )
@@ -386,7 +391,7 @@ def test_truncated_binary_ply(tmp_path):
     refused(written(tmp_path / "c.ply", head + body[:-2]), "truncated or damaged", "'face'")
 
 
-# --- Any damage whatever ---------------------------------------------------------------------------------------------
+# --- Random damage ---------------------------------------------------------------------------------------------------
 
 
 def _good_files() -> dict[str, bytes]:
@@ -417,7 +422,7 @@ def _good_files() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", ["a.glb", "a.gltf", "a.obj", "a.ply", "b.ply"])
-def test_any_damage_is_refused_or_harmless(tmp_path, name):
+def test_random_damage_is_refused_or_harmless(tmp_path, name):
     data = _good_files()[name]
     written(tmp_path / "a.mtl", "newmtl m\nKd 1 0 0\nd 0.5\n")
     rng = np.random.default_rng(1)

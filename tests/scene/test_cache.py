@@ -1,4 +1,4 @@
-"""The cache: the second load equals the first, any change is noticed, and no fault of it stops a load."""
+"""The cache: the second load equals the first, any change is noticed, and no fault of the cache stops a load."""
 
 import os
 import subprocess
@@ -43,20 +43,22 @@ def chair(tmp_path):
 
 def same(a, b) -> bool:
     """Whether two packed scenes are equal in every bit."""
-    rest = [(p.name, p.places, p.labels, p.triangles, p.holes, p.notes, p.bounds.tolist()) for p in (a, b)]
+    rest = [
+        (p.name, p.section_starts, p.labels, p.triangles, p.has_cutouts, p.notes, p.bounds.tolist()) for p in (a, b)
+    ]
     return rest[0] == rest[1] and torch.equal(a.words.view(torch.int32), b.words.view(torch.int32))
 
 
 @pytest.fixture
 def builds(monkeypatch):
-    """How often a scene was built from its file."""
+    """The calls that build a scene from its file."""
     calls = []
     real = shoal.scene.sources.build
     monkeypatch.setattr(shoal.scene.sources, "build", lambda *given: calls.append(given) or real(*given))
     return calls
 
 
-def test_the_second_load_is_the_first_and_reads_no_mesh(folder, chair, builds):
+def test_the_second_load_equals_the_first_and_reads_no_mesh(folder, chair, builds):
     first = prepare(str(chair))
     second = prepare(str(chair))
     assert len(builds) == 1
@@ -66,7 +68,7 @@ def test_the_second_load_is_the_first_and_reads_no_mesh(folder, chair, builds):
     assert len(list(folder.iterdir())) == 1
 
 
-def test_whatever_changes_the_scene_changes_the_entry(folder, chair, builds):
+def test_every_input_of_the_scene_changes_the_entry(folder, chair, builds):
     def count(**settings) -> int:
         prepare(str(chair), **settings)
         return len(builds)
@@ -74,7 +76,7 @@ def test_whatever_changes_the_scene_changes_the_entry(folder, chair, builds):
     assert count() == 1
     assert count(scale=0.01) == 2
     assert count(up="z") == 3
-    assert count(up="y") == 3, "y is what auto means for .obj"
+    assert count(up="y") == 3, "auto means y for .obj"
     (chair.parent / "a.mtl").write_text((chair.parent / "a.mtl").read_text().replace("0.5", "0.25"))
     assert count() == 4
     Image.fromarray(FOUR[::-1]).save(chair.parent / "four.png")
@@ -96,13 +98,13 @@ def test_the_files_of_a_gltf_count_too(folder, tmp_path, builds):
     assert len(builds) == 2
 
 
-def test_what_no_face_uses_may_be_missing(folder, chair):
+def test_unused_textures_may_be_missing(folder, chair):
     with (chair.parent / "a.mtl").open("a") as file:
         file.write("newmtl unused\nmap_Kd gone.png\nnewmtl far\nmap_Kd https://example.org/a.png\n")
     assert same(prepare(str(chair)), pack_scene(load_scene(chair)))
 
 
-def test_arrays_come_back_as_they_were(tmp_path):
+def test_arrays_and_metadata_round_trip(tmp_path):
     save_arrays(tmp_path / "deep" / "x.safetensors", ARRAYS, {"word": "ü", "list": [1, 2.5, None]})
     arrays, meta = read_arrays(tmp_path / "deep" / "x.safetensors")
     assert meta == {"word": "ü", "list": [1, 2.5, None]}
@@ -125,7 +127,7 @@ def test_any_flipped_or_missing_byte_is_noticed(tmp_path):
             arrays, meta = read_arrays(path)
         except DamagedError:
             continue
-        # A few bytes, such as the padding of the header, carry nothing.
+        # A few bytes, such as the padding of the header, carry no information.
         assert meta == {"word": "x"}
         assert all(np.array_equal(arrays[k], ARRAYS[k]) for k in ARRAYS)
     for cut in (0, 1, 7, len(good) // 2, len(good) - 1):
@@ -135,7 +137,7 @@ def test_any_flipped_or_missing_byte_is_noticed(tmp_path):
 
 
 @pytest.mark.parametrize("damage", [*DAMAGES, "another entry"])
-def test_a_damaged_entry_is_made_anew_with_a_warning(folder, chair, damage):
+def test_a_damaged_entry_is_computed_again_with_a_warning(folder, chair, damage):
     first = prepare(str(chair))
     (entry,) = folder.iterdir()
     if damage == "another entry":
@@ -155,7 +157,7 @@ def test_a_damaged_entry_is_made_anew_with_a_warning(folder, chair, damage):
 @pytest.mark.parametrize("kind", ["file", "sealed"])
 def test_a_folder_that_cannot_be_written_only_warns(tmp_path, chair, monkeypatch, kind):
     (tmp_path / "file").write_text("in the way")
-    if kind == "sealed":  # root may write anywhere, so the refusal is played
+    if kind == "sealed":  # root may write anywhere, so the error is simulated
         real = os.replace
         monkeypatch.setattr(os, "replace", lambda *a: (_ for _ in ()).throw(PermissionError(13, "Permission denied")))
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / ("file" if kind == "file" else "sealed")))
@@ -183,12 +185,12 @@ def test_two_processes_write_one_entry_at_once(folder, chair):
     assert len(list(folder.iterdir())) == 2
 
 
-def test_the_entries_that_were_not_used_for_longest_go(folder):
+def test_the_least_recently_used_entries_are_removed(folder):
     for i in range(4):
         save_arrays(folder / f"{i}.safetensors", {"a": np.zeros(1000, np.uint8)}, {})
         os.utime(folder / f"{i}.safetensors", (i, i))
     key_one = cached("1", lambda: pytest.fail("it is there"), lambda x: ({}, {}), lambda arrays, meta: arrays["a"])
-    assert len(key_one) == 1000  # using it makes it the youngest
+    assert len(key_one) == 1000  # now the most recently used
     leftover = folder / ".writing-old.safetensors"
     leftover.write_bytes(b"x")
     os.utime(leftover, (time.time() - 1e6,) * 2)
@@ -220,17 +222,17 @@ def test_where_the_cache_is(monkeypatch, tmp_path):
         ("cabin:7@9", "detail of a cabin must be from 0 to 4, not 9.0"),
         ("cabin:9-1", "many cabins.*cabin:7"),
         ("cabin:train", "many cabins.*cabin:7"),
-        ("https://example.org/a.glb", "fetch the file"),
+        ("https://example.org/a.glb", "download the file"),
         ("", "has no name"),
         ("nowhere/a.glb", "There is no file"),
     ],
 )
-def test_names_that_mean_no_scene(source, words, folder):
+def test_invalid_scene_names(source, words, folder):
     with pytest.raises(ShoalError, match=words):
         open_scene(source)
 
 
-def test_houses_are_made_once(folder, monkeypatch):
+def test_houses_are_generated_once(folder, monkeypatch):
     first = prepare("house:7@0")
     assert open_scene("house:7@0").triangles.shape[0] >= first.triangles > 1000
     cabin = prepare("cabin:7@0")
@@ -265,7 +267,7 @@ def test_several_scenes_at_once(tmp_path, chair):
         expand(str(tmp_path / "bare"))
 
 
-def test_a_missing_texture_is_noticed_with_and_without_the_cache_until_it_is_there(folder, chair, builds):
+def test_a_missing_texture_is_reported_with_and_without_the_cache_until_it_exists(folder, chair, builds):
     (chair.parent / "four.png").rename(chair.parent / "later")
     for _ in range(2):
         with pytest.warns(UserWarning, match=r"chair\.obj: textures are missing \('four\.png'\)"):

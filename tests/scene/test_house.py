@@ -17,9 +17,9 @@ from shoal.scene import SceneMemory
 from shoal.scene.house import HOUSES, KINDS, LABELS, TEST, TRAIN, house_plan, is_test, make_house
 from shoal.scene.house.layout import furnish
 from shoal.scene.house.plan import Plan
-from shoal.scene.house.sketch import AREAS
+from shoal.scene.house.sketch import BUILDING_AREA
 from shoal.scene.house.space import regions
-from shoal.scene.house.style import Style, house_taste
+from shoal.scene.house.style import Style, house_palette
 from shoal.scene.house.textures import Look
 from shoal.scene.pack import pack_scene
 from shoal.scene.scene import Scene, check_scene
@@ -63,7 +63,7 @@ def solid_points(scene: Scene) -> np.ndarray:
 
 
 def occupied(points: np.ndarray, plan: Plan) -> np.ndarray:
-    """bool [X, Y]: cells that hold such a point."""
+    """bool [X, Y]: cells that contain a point."""
     x0, y0, x1, y1 = plan.bounds
     grid = np.zeros((int((x1 - x0) / CELL) + 2, int((y1 - y0) / CELL) + 2), bool)
     cells = np.clip(((points - (x0, y0)) / CELL).astype(int), 0, np.array(grid.shape) - 1)
@@ -72,7 +72,7 @@ def occupied(points: np.ndarray, plan: Plan) -> np.ndarray:
 
 
 def passable(grid: np.ndarray) -> np.ndarray:
-    """Cells where a disc of the agent's radius touches nothing."""
+    """bool [X, Y]: cells where a disc of the agent's radius is free of obstacles."""
     reach = round(AGENT / CELL)
     padded = np.pad(grid, reach, constant_values=True)
     hit = np.zeros_like(grid)
@@ -199,7 +199,7 @@ def test_a_bad_seed_or_detail_is_named():
         house_plan(0.5)  # type: ignore[arg-type]
     with pytest.raises(ShoalError, match="detail"):
         make_house(0, -0.1)
-    with pytest.raises(ShoalError, match="A cabin's seed must be a whole number from 0, not -1"):
+    with pytest.raises(ShoalError, match="A cabin's seed must be an integer of at least 0, not -1"):
         make_house(-1, 0.0, "cabin")
     with pytest.raises(ShoalError, match="did you mean 'cabin'"):
         make_house(1, 0.0, "cabn")
@@ -207,7 +207,7 @@ def test_a_bad_seed_or_detail_is_named():
     assert make_house(7, 0.0, "cabin").name == "cabin:7"
 
 
-def test_train_and_test_are_apart():
+def test_train_and_test_seeds_are_disjoint():
     assert not set(TRAIN) & set(TEST)
     assert len(TRAIN) + len(TEST) == HOUSES
     assert is_test(9_500)
@@ -215,7 +215,7 @@ def test_train_and_test_are_apart():
     assert not is_test(HOUSES)
 
 
-def test_scenes_are_sound_and_labeled(coarse, usual, cabins):
+def test_scenes_are_valid_and_labeled(coarse, usual, cabins):
     for scene, plan in (*coarse, *usual, *cabins):
         check_scene(scene)
         assert scene.labels == LABELS
@@ -234,7 +234,7 @@ def test_scenes_are_sound_and_labeled(coarse, usual, cabins):
 def test_plans_are_varied_and_of_the_promised_size():
     plans = [house_plan(seed) for seed in range(40)]
     for plan in plans:
-        assert AREAS["house"][0] <= plan.area <= AREAS["house"][1]
+        assert BUILDING_AREA["house"][0] <= plan.area <= BUILDING_AREA["house"][1]
         assert 4 <= len(plan.rooms) <= 12
         kinds = [zone.kind for room in plan.rooms for zone in room.zones]
         assert {"living", "kitchen", "bath", "bedroom"} <= set(kinds)
@@ -281,7 +281,7 @@ def test_the_floor_of_a_cabin_is_connected(cabins):
         assert set(rooms[main & (rooms >= 0)]) == set(range(len(plan.rooms))), f"{scene.name}: a room is shut"
 
 
-def test_regions_are_those_that_a_queue_finds():
+def test_regions_match_a_breadth_first_search():
     rng = np.random.default_rng(1)
     for _ in range(20):
         free = rng.random((17, 70)) < 0.65
@@ -294,7 +294,7 @@ def test_every_room_can_be_reached(coarse, usual, points):
     for (scene, plan), solid in zip((*coarse, *usual), points, strict=True):
         report = reach_by_room(solid, plan)
         for name, free, share in report:
-            assert free > 0.5, f"{scene.name}: {name} has {free:.2f} square meters to stand on"
+            assert free > 0.5, f"{scene.name}: {name} has {free:.2f} square meters of free floor"
             # A nook may be cut off, such as the inside of a shower.
             assert share > 0.7, f"{scene.name}: only {share:.0%} of {name} can be reached"
         total = sum(free for _, free, _ in report)
@@ -332,7 +332,7 @@ def test_floors_cover_the_rooms_and_no_ray_escapes(coarse, usual, cabins):
         assert (cast(eyes, directions)["primID"] >= 0).all(), f"a ray leaves {scene.name}"
 
 
-def test_pieces_stay_within_their_size_and_kinds_are_all_used():
+def test_items_stay_within_their_size_and_every_kind_is_used():
     rng = np.random.Generator(np.random.Philox(7))
     seen = {}
     for seed in range(14):
@@ -342,7 +342,7 @@ def test_pieces_stay_within_their_size_and_kinds_are_all_used():
     for kind, item in seen.items():
         for fine in (0.02, 1.0):
             mesh = KINDS[kind][0](
-                item.size, Style(np.random.Generator(np.random.Philox(item.style)), fine, house_taste(rng))
+                item.size, Style(np.random.Generator(np.random.Philox(item.style)), fine, house_palette(rng))
             )
             low, high = mesh.bounds
             half = np.array([item.size[0] / 2, item.size[1] / 2])

@@ -1,4 +1,4 @@
-"""What loads, and what it looks like afterwards: every number is known from the file, or from trimesh."""
+"""Loaded scenes against the content of their files, or against trimesh."""
 
 import base64
 import json
@@ -8,8 +8,8 @@ import pytest
 import trimesh
 from PIL import Image
 
-from shoal.scene.draft import label
 from shoal.scene.load import load_scene
+from shoal.scene.parsed import label
 from shoal.scene.polygons import triangulate
 from shoal.scene.scene import check_scene
 from tests.scene.meshes import (
@@ -30,7 +30,7 @@ from tests.scene.meshes import (
 TRIANGLE = "v 0 0 0\nv 1 0 0\nv 0 1 0\n"
 
 
-# --- Where things are ------------------------------------------------------------------------------------------------
+# --- Transforms -------------------------------------------------------------------------------------------------------
 
 
 def test_nested_nodes_place_their_meshes(tmp_path):
@@ -40,7 +40,7 @@ def test_nested_nodes_place_their_meshes(tmp_path):
     file.append("nodes", {"children": [1], "translation": [10, 0, 0], "rotation": [0, half, 0, half]})
     file.append("nodes", {"mesh": mesh, "scale": [2, 2, 2], "translation": [0, 0, 1]})
     scene = load_scene(file.save(tmp_path / "a.glb"))
-    # (1, 0, 0) doubled is (2, 0, 0), moved (2, 0, 1), a quarter turn about y (1, 0, -2), moved (11, 0, -2); z up then.
+    # (1, 0, 0) scaled (2, 0, 0), moved (2, 0, 1), rotated about y (1, 0, -2), moved (11, 0, -2); then z up.
     np.testing.assert_allclose(scene.corners[0], [[11, 2, 0], [11, 4, 0], [11, 2, 6]], atol=1e-6)
 
 
@@ -51,7 +51,7 @@ def test_a_matrix_is_written_column_by_column(tmp_path):
     np.testing.assert_allclose(scene.bounds, [[5, -7, 6], [7, -7, 9]])
 
 
-def test_only_the_named_scene_is_shown_and_a_mesh_may_stand_twice(tmp_path):
+def test_only_the_default_scene_is_read_and_a_mesh_may_be_placed_twice(tmp_path):
     file = square_glb()
     file.tree["nodes"] = [{"mesh": 0}, {"mesh": 0, "translation": [4, 0, 0]}, {"mesh": 0, "translation": [8, 0, 0]}]
     file.tree["scenes"] = [{"nodes": [0]}, {"nodes": [1, 2]}]
@@ -73,13 +73,13 @@ def test_up_and_scale(tmp_path, ending, auto):
 
 
 def test_the_same_triangles_as_trimesh(tmp_path):
-    made = trimesh.Scene()
+    scene_graph = trimesh.Scene()
     turned = trimesh.transformations.rotation_matrix(0.7, [1, 2, 3], [4, 5, 6])
-    made.add_geometry(trimesh.creation.box((1, 2, 3)), node_name="box", transform=turned)
-    made.add_geometry(trimesh.creation.icosphere(2), node_name="ball", parent_node_name="box", transform=turned)
+    scene_graph.add_geometry(trimesh.creation.box((1, 2, 3)), node_name="box", transform=turned)
+    scene_graph.add_geometry(trimesh.creation.icosphere(2), node_name="ball", parent_node_name="box", transform=turned)
     for name in ("a.glb", "a.gltf", "a.obj", "a.ply"):
-        made.export(tmp_path / name)
-        oracle = made.to_mesh()
+        scene_graph.export(tmp_path / name)
+        oracle = scene_graph.to_mesh()
         scene = load_scene(tmp_path / name, up="z")
         triangles = np.asarray(oracle.triangles, np.float64).round(4)
         rows = np.sort(triangles.view([("", np.float64)] * 3), axis=1).view(np.float64).reshape(-1, 9)
@@ -91,7 +91,7 @@ def test_the_same_triangles_as_trimesh(tmp_path):
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG"])
 @pytest.mark.parametrize("where", ["inside", "beside", "data"])
-def test_gltf_pictures_stand_upright(tmp_path, form, where):
+def test_gltf_images_are_upright(tmp_path, form, where):
     file = Gltf()
     # The file's v points down: the corner (0, 0) shows the top left.
     uv = file.accessor(np.array([[0, 1], [1, 1], [1, 0], [0, 0]], np.float32))
@@ -129,7 +129,7 @@ def test_the_same_uv_as_trimesh(tmp_path):
         np.testing.assert_array_equal(scene.textures[0], FOUR)
 
 
-def test_gltf_colors_are_linear_and_shown_as_srgb(tmp_path):
+def test_gltf_colors_are_converted_from_linear_to_srgb(tmp_path):
     half = 0.21404114  # sRGB 0.5
     file = Gltf()
     colors = file.accessor(np.array([[half, 1, 0, 1]] * 4, np.float32))
@@ -192,12 +192,12 @@ def test_gltf_texture_transform_and_second_uv(tmp_path):
     file.append("nodes", {"mesh": 0})
     file.tree["extensionsRequired"] = ["KHR_texture_transform"]
     scene = load_scene(file.save(tmp_path / "a.glb"))
-    # (1, 0) stretched (2, 0); a quarter turn against the clock, v down, (0, -2); moved (0.5, -1.75); v up 2.75.
+    # (1, 0) scaled (2, 0); rotated by 90 degrees counterclockwise with v down (0, -2); moved (0.5, -1.75); v up 2.75.
     np.testing.assert_allclose(scene.uv[0, 1], [0.5, 2.75], atol=1e-6)
     np.testing.assert_allclose(scene.uv[0, 2], [3.5, 2.75], atol=1e-6)
 
 
-def test_pictures_of_other_kinds(tmp_path):
+def test_images_of_other_modes(tmp_path):
     deep = np.array([[0, 0x8000, 0xFFFF]], np.uint16)
     palette = Image.fromarray(FOUR[..., :3]).quantize(4)
     palette.info["transparency"] = palette.getpixel((0, 0))
@@ -215,13 +215,13 @@ def test_pictures_of_other_kinds(tmp_path):
     assert third[0, 0].tolist() == list(WHITE)
 
 
-def test_older_gloss_materials(tmp_path):
+def test_specular_glossiness_materials(tmp_path):
     gloss = {"diffuseFactor": [1, 0, 0, 1]}
     file = square_glb({"extensions": {"KHR_materials_pbrSpecularGlossiness": gloss}})
     assert load_scene(file.save(tmp_path / "a.glb")).materials[0].color == (1, 0, 0, 1)
 
 
-# --- glTF's ways to write numbers ------------------------------------------------------------------------------------
+# --- glTF accessors --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_strips_and_fans(tmp_path, mode, indices, triangles):
     np.testing.assert_array_equal(scene.corners, SQUARE[triangles or [[0, 1, 2], [0, 2, 3]]])
 
 
-def test_points_and_lines_are_left_out_with_a_note(tmp_path):
+def test_points_and_lines_are_skipped_with_a_note(tmp_path):
     file = Gltf()
     file.mesh()
     file.mesh(mode=1)
@@ -273,7 +273,7 @@ def test_strided_sparse_and_normalized_accessors(tmp_path):
     np.testing.assert_allclose(scene.uv[0], [[0, 0], [1, 0], [1, 1]])
 
 
-# --- What things are -------------------------------------------------------------------------------------------------
+# --- Labels ----------------------------------------------------------------------------------------------------------
 
 
 def test_labels_and_instances_of_nodes(tmp_path):
@@ -333,7 +333,7 @@ def test_obj_groups_materials_and_textures(tmp_path):
     assert scene.instance.tolist() == [1, 2, 2, 2, 3, 3, 3]
     assert [scene.labels[i] for i in scene.semantic] == ["chair"] * 7
     assert scene.materials[0].color == (1, 0, 0, 1)
-    assert scene.materials[1].color == (1, 1, 1, 1), "black beside a texture means the texture alone"
+    assert scene.materials[1].color == (1, 1, 1, 1), "black with a texture means the texture alone"
     assert scene.materials[2] == scene.materials[2].__class__("glass", (0, 0, 1, 0.3), -1, 0.5)
     assert scene.materials[3].color == (1, 1, 1, 0.75)
     np.testing.assert_allclose(scene.uv[1], [[0.5, 0], [2.5, 0], [2.5, 2]])
@@ -342,7 +342,7 @@ def test_obj_groups_materials_and_textures(tmp_path):
     assert any("glass" in note for note in scene.notes)
 
 
-def test_obj_pictures_stand_upright(tmp_path):
+def test_obj_images_are_upright(tmp_path):
     Image.fromarray(FOUR).save(tmp_path / "Four.PNG")
     (tmp_path / "a.mtl").write_text("newmtl m\nmap_Kd C:\\textures\\four.png\n")
     (tmp_path / "a.obj").write_text(
@@ -355,7 +355,7 @@ def test_obj_pictures_stand_upright(tmp_path):
     np.testing.assert_allclose(seen(scene, 1), BLUE)
 
 
-def test_obj_negative_indices_count_back_from_their_own_line(tmp_path):
+def test_obj_negative_indices_are_relative_to_their_line(tmp_path):
     (tmp_path / "a.obj").write_text(
         TRIANGLE + "vt 0 0\nf -3/-1 -2/-1 -1/-1\nv 5 0 0\nv 6 0 0\nv 5 1 0\nvt 1 1\nf -3/-1 -2/-2 -1/2\n"
     )
@@ -405,7 +405,7 @@ def test_obj_without_its_material_file_loads_with_a_note(tmp_path):
 
 _PLY = """ply
 format {form} 1.0
-comment made by hand
+comment written by hand
 element vertex 4
 property float x
 property float y
@@ -475,7 +475,7 @@ def test_ply_textures_face_colors_and_fractions(tmp_path):
 # --- Triangles -------------------------------------------------------------------------------------------------------
 
 
-def test_triangles_without_an_area_are_left_out_and_counted(tmp_path):
+def test_triangles_without_an_area_are_skipped_and_counted(tmp_path):
     (tmp_path / "a.obj").write_text(TRIANGLE + "v 2 0 0\nf 1 2 3\nf 1 2 4\nf 1 1 2\nf 1 2\n")
     scene = load_scene(tmp_path / "a.obj")
     assert len(scene.triangles) == 1
@@ -485,7 +485,7 @@ def test_triangles_without_an_area_are_left_out_and_counted(tmp_path):
     check_scene(scene)
 
 
-def test_polygons_keep_their_area_whatever_their_shape():
+def test_triangulated_polygons_keep_their_area():
     rng = np.random.default_rng(3)
     for count in (4, 5, 8, 13, 40):
         for _ in range(10):
@@ -503,7 +503,7 @@ def test_polygons_keep_their_area_whatever_their_shape():
             assert 0.5 * np.linalg.norm(np.cross(b - a, c - a), axis=1).sum() == pytest.approx(area)
 
 
-def test_a_dented_quad_is_cut_at_its_dent():
+def test_a_concave_quad_is_cut_at_its_concave_corner():
     arrow = np.array([[0, 0, 0], [4, 0, 0], [1, 1, 0], [0, 4, 0]], float)
     for start in range(4):
         corners = np.roll(arrow, start, 0)
@@ -513,7 +513,7 @@ def test_a_dented_quad_is_cut_at_its_dent():
         assert (np.cross(b - a, c - a)[:, 2] > 0).all()
 
 
-def test_a_comb_is_cut_into_ears():
+def test_a_comb_is_triangulated():
     comb = np.array(
         [[x, y, 0] for x, y in [(0, 0), (6, 0), (6, 3), (5, 3), (5, 1), (3, 1), (3, 3), (2, 3), (2, 1), (0, 1)]]
     )
@@ -522,7 +522,7 @@ def test_a_comb_is_cut_into_ears():
     assert 0.5 * np.abs(np.cross(b - a, c - a)[:, 2]).sum() == pytest.approx(6 + 2 + 2)
 
 
-def test_gltf_json_with_everything_inside(tmp_path):
+def test_gltf_with_embedded_buffers(tmp_path):
     file = square_glb()
     data = "data:application/octet-stream;base64," + base64.b64encode(file.binary).decode()
     file.tree["buffers"] = [{"byteLength": len(file.binary), "uri": data}]

@@ -1,4 +1,4 @@
-"""Scene memory: scenes side by side within a limit, in gaps that are used again."""
+"""Scene memory: scenes within a limit, and reuse of freed gaps."""
 
 import numpy as np
 import pytest
@@ -18,23 +18,23 @@ def room(half: float, extra: int = 0):
     return pack_scene(make_scene(corners, name=f"room {half}"))
 
 
-def test_gaps_are_used_again_and_neighbors_stay_whole():
+def test_gaps_are_reused_and_neighbors_stay_intact():
     small, large = [room(k) for k in (1.0, 2.0, 3.0)], room(4.0, extra=40)
     memory = SceneMemory(sum(p.nbytes for p in small) + large.nbytes // 2, 4, "cpu")
     for row, scene in enumerate(small):
         memory.put(row, scene)
-    assert memory.find_room(large) is None
+    assert memory.find_gap(large) is None
     with pytest.raises(ShoalError, match=r"room 4\.0 needs .* MB"):
         memory.put(3, large)
     assert memory.scene(3) is None
     memory.remove(1)
-    assert memory.find_room(small[0]) == len(small[0].words), "the lowest gap that fits"
+    assert memory.find_gap(small[0]) == len(small[0].words), "not the lowest gap that fits"
     memory.put(3, room(5.0))
     depth = Renderer(memory, 3, (3, 3), ["depth"]).render(scene=torch.tensor([0, 2, 3]))["depth"][:, 1, 1, 0]
     assert depth.tolist() == [1.0, 3.0, 5.0]
 
 
-def test_rows_say_what_they_hold():
+def test_rows_return_their_scenes():
     scenes = [room(1.0), room(2.0)]
     memory = SceneMemory.holding(scenes, "cpu")
     assert memory.used == memory.limit == sum(scene.nbytes for scene in scenes)
@@ -43,7 +43,7 @@ def test_rows_say_what_they_hold():
         memory.reserve(0, scenes[1])
     memory.remove(0)
     with pytest.raises(ShoalError, match="is empty"):
-        memory.room(0)
+        memory.slot(0)
 
 
 def test_a_packed_scene_is_checked_first():
@@ -61,7 +61,7 @@ def test_large_textures_are_halved():
     texture[..., 0] = 200
     from tests.scene.shapes import textured_wall
 
-    whole, halved = (pack_scene(textured_wall(texture), largest_texture=largest) for largest in (1024, 128))
+    whole, halved = (pack_scene(textured_wall(texture), max_texture_size=largest) for largest in (1024, 128))
     assert halved.nbytes < whole.nbytes / 10
     image = Renderer(halved, 1, (8, 8), ["rgb"], light=False).render()["rgb"]
     assert image[0, 4, 4].tolist() == [200, 0, 0]

@@ -1,4 +1,4 @@
-"""The pool: scenes come and go while envs play on, within the limit, in order, and without waiting."""
+"""The pool: scenes are swapped while envs keep stepping, within the limit, in order, and without blocking."""
 
 import os
 import signal
@@ -16,11 +16,11 @@ from shoal.core.errors import ShoalError
 from shoal.nav.pointnav import PointNav
 from shoal.render.renderer import Renderer
 from shoal.scene.pool import SPARE_ROWS, ScenePool
-from shoal.scene.workshop import Errand, Workshop
+from shoal.scene.prefetch import ScenePrefetcher, ScenePreload
 
 
 def write_box(path, half: float, extra: int = 0) -> str:
-    """A cube of the given half side around the origin, with some more triangles far away to make it larger."""
+    """A cube of the given half side in meters around the origin, with `extra` triangles far away to use more memory."""
     h = half
     corners = [(x, y, z) for x in (-h, h) for y in (-h, h) for z in (-h, h)]
     faces = ["1 2 4 3", "5 6 8 7", "1 2 6 5", "3 4 8 7", "1 3 7 5", "2 4 8 6"]
@@ -43,12 +43,12 @@ def half_side(pool, row) -> float:
 
 
 def seen(pool) -> list[float]:
-    """What each env sees: the distance to the wall of its room."""
+    """Rendered distance to the wall in each env, in meters."""
     renderer = Renderer(pool.memory, len(pool.row), (3, 3), ["depth"])
     return renderer.render(scene=pool.row)["depth"][:, 1, 1, 0].tolist()
 
 
-def test_scenes_come_and_go_and_envs_move_only_at_the_end_of_an_episode(rooms):
+def test_scenes_are_swapped_and_envs_move_only_at_the_end_of_an_episode(rooms):
     pool = ScenePool(rooms, envs=12, resident=3, workers=1)
     try:
         visited = set()
@@ -57,7 +57,7 @@ def test_scenes_come_and_go_and_envs_move_only_at_the_end_of_an_episode(rooms):
         while pool.swaps < 10 and time.time() < deadline:
             before = pool.row.clone()
             sizes = [half_side(pool, r) for r in before.tolist()]
-            assert np.allclose(seen(pool), sizes), "every env sees the scene it is in, also while others are loaded"
+            assert np.allclose(seen(pool), sizes), "an env does not see its scene while others are loaded"
             ended = torch.rand(12, generator=rng) < 0.3
             pool.move(ended)
             assert torch.equal(pool.row[~ended], before[~ended])
@@ -68,14 +68,14 @@ def test_scenes_come_and_go_and_envs_move_only_at_the_end_of_an_episode(rooms):
             assert pool.memory.used <= pool.memory.limit
             visited |= set(sizes)
         assert pool.swaps >= 10
-        assert len(visited) == 8, "all scenes get their turn"
+        assert len(visited) == 8, "not all scenes were used"
     finally:
         pool.close()
 
 
 def test_the_first_scenes_are_those_of_the_seed(rooms):
     def first(seed):
-        pool = ScenePool(rooms, envs=4, resident=3, seed=seed, period=0, workers=2)
+        pool = ScenePool(rooms, envs=4, resident=3, seed=seed, swap_interval=0, workers=2)
         pool.close()
         return [half_side(pool, r) for r in range(3)]
 
@@ -84,33 +84,33 @@ def test_the_first_scenes_are_those_of_the_seed(rooms):
     assert once != first(2)
 
 
-def test_scenes_keep_their_order_whoever_is_ready_first():
-    """Six workers that take unequal time, and somebody who takes scenes in fits and starts."""
+def test_scenes_keep_their_order_if_workers_finish_out_of_order():
+    """Six workers of random speed and a consumer at irregular intervals."""
     rng = np.random.default_rng(0)
 
-    class Hasty(Workshop):
-        def _start(self):
+    class Fake(ScenePrefetcher):
+        def _start_process(self):
             return SimpleNamespace(poll=lambda: None, kill=lambda: None, wait=lambda: None)
 
-        def _ask(self, process, source, path):
+        def _request(self, process, source, path):
             time.sleep(float(rng.random()) * 2e-3)
             return source
 
     for _ in range(10):
-        workshop = Hasty(map(str, range(60)), "auto", 1.0, workers=6)
+        prefetcher = Fake(map(str, range(60)), "auto", 1.0, workers=6)
         found = []
         for k in range(40):
-            found.append(workshop.take(wait=True))
+            found.append(prefetcher.get(wait=True))
             time.sleep(4e-3 if k % 3 == 0 else 0.0)
-        workshop.close()
+        prefetcher.close()
         assert found == [str(k) for k in range(40)]
 
 
 def test_a_tight_limit_is_kept(tmp_path, monkeypatch):
-    """Room for three scenes and not for a fourth: the oldest has to leave before the next can come."""
+    """Memory for three scenes: the oldest must be retired before the next is uploaded."""
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
     rooms = [write_box(tmp_path / f"r{k}.obj", float(k), extra=200) for k in range(1, 7)]
-    probe = ScenePool(rooms, envs=3, resident=3, period=0)
+    probe = ScenePool(rooms, envs=3, resident=3, swap_interval=0)
     size = probe.memory.used
     pool = ScenePool(rooms, envs=6, resident=3, limit=int(size * 1.05), workers=1)
     try:
@@ -126,11 +126,11 @@ def test_a_tight_limit_is_kept(tmp_path, monkeypatch):
         pool.close()
 
 
-def test_gaps_are_closed_when_no_scene_fits_between(tmp_path, monkeypatch):
-    """Scenes of different sizes under a limit that fits two of the largest: none of them stays out for ever."""
+def test_memory_is_compacted_if_no_gap_fits(tmp_path, monkeypatch):
+    """Scenes of different sizes under a limit that fits two of the largest: each of them is loaded eventually."""
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
     rooms = [write_box(tmp_path / f"r{k}.obj", float(k), extra=80 + 40 * k) for k in range(1, 8)]
-    with ScenePool(rooms[-2:], envs=2, resident=2, period=0) as probe:
+    with ScenePool(rooms[-2:], envs=2, resident=2, swap_interval=0) as probe:
         limit = probe.memory.used + 16
     with ScenePool(rooms, envs=4, resident=2, limit=limit, workers=1) as pool:
         visited = set()
@@ -144,12 +144,12 @@ def test_gaps_are_closed_when_no_scene_fits_between(tmp_path, monkeypatch):
         assert len(visited) == 7
 
 
-def test_closing_ends_every_worker(rooms):
+def test_close_ends_every_worker(rooms):
     pool = ScenePool(rooms, envs=2, resident=2, workers=4)
-    while len(pool._workshop._processes) < 4:
+    while len(pool._prefetcher._processes) < 4:
         time.sleep(0.05)
-    processes = list(pool._workshop._processes)
-    folder = pool._workshop._folder.path
+    processes = list(pool._prefetcher._processes)
+    folder = pool._prefetcher._folder.path
     pool.close()
     assert all(process.poll() is not None for process in processes)
     assert not folder.exists()
@@ -172,7 +172,7 @@ def test_an_env_that_never_ends_keeps_its_scene(rooms):
         pool.close()
 
 
-def test_bad_scenes_are_refused_at_the_start_and_left_out_later(rooms, tmp_path):
+def test_bad_scenes_are_an_error_at_the_start_and_skipped_later(rooms, tmp_path):
     bad = tmp_path / "bad.obj"
     bad.write_text("v 0 0 nan\nv 1 0 0\nv 0 1 0\nf 1 2 3\n")
     with pytest.raises(ShoalError, match=r"bad\.obj"):
@@ -186,13 +186,13 @@ def test_bad_scenes_are_refused_at_the_start_and_left_out_later(rooms, tmp_path)
             break
     pool = ScenePool([*rooms, str(bad)], envs=2, resident=2, seed=seed, workers=1)
     try:
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             deadline = time.time() + 60
             while pool.swaps < 4 and time.time() < deadline:
                 pool.poll()
                 pool.move(torch.tensor([True, True]))
-        assert sum("bad.obj" in str(w.message) for w in told) == 1
+        assert sum("bad.obj" in str(w.message) for w in caught) == 1
         assert pool.swaps >= 4
     finally:
         pool.close()
@@ -209,7 +209,7 @@ def test_missing_textures_are_a_warning_or_strictly_an_error(tmp_path, rooms):
         PointNav(2, "cpu", config).reset(0)
 
 
-def test_a_scene_that_is_refused_before_use_is_left_out(rooms):
+def test_a_scene_rejected_before_use_is_skipped(rooms):
     def only_small(row):
         if half_side(pool, row) > 5:
             raise ShoalError(f"{pool.memory.scene(row).name} is too large.")
@@ -217,33 +217,33 @@ def test_a_scene_that_is_refused_before_use_is_left_out(rooms):
     with ScenePool(rooms, envs=2, resident=2, workers=1) as pool:
         pool.before_use = only_small
         first = {half_side(pool, row) for row in pool.active}
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             deadline = time.time() + 60
-            while (pool.swaps < 6 or not told) and time.time() < deadline:
+            while (pool.swaps < 6 or not caught) and time.time() < deadline:
                 pool.poll()
                 pool.move(torch.tensor([True, True]))
                 assert {half_side(pool, row) for row in pool.row.tolist()} <= first | {1.0, 2.0, 3.0, 4.0, 5.0}
-        assert any("too large" in str(w.message) for w in told)
+        assert any("too large" in str(w.message) for w in caught)
         assert pool.swaps >= 6
 
 
-def test_nobody_makes_room_for_a_scene_that_is_refused(rooms):
-    """Neither before it is known to be refused, if that can be told by looking at it, nor when it comes again."""
-    asked, moved = [], []
+def test_a_rejected_scene_is_not_uploaded(rooms):
+    """Neither the first time, if `before_upload` rejects it, nor again after `before_use` has rejected it."""
+    checked, uploaded = [], []
 
     def only_small(scene):
-        asked.append(scene.name)
+        checked.append(scene.name)
         if -scene.bounds[0, 0] > 5:
             raise ShoalError(f"{scene.name} is too large.")
 
     def not_the_fifth(row):
-        moved.append(pool.memory.scene(row).name)
+        uploaded.append(pool.memory.scene(row).name)
         if half_side(pool, row) == 5:
-            raise ShoalError(f"{moved[-1]} is not wanted.")
+            raise ShoalError(f"{uploaded[-1]} is rejected.")
 
     with ScenePool(rooms, envs=2, resident=2, workers=1) as pool:
-        pool.before_room, pool.before_use = only_small, not_the_fifth
+        pool.before_upload, pool.before_use = only_small, not_the_fifth
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             deadline = time.time() + 60
@@ -251,24 +251,24 @@ def test_nobody_makes_room_for_a_scene_that_is_refused(rooms):
                 pool.poll()
                 pool.move(torch.tensor([True, True]))
         assert pool.swaps >= 12
-    large = {name for name in asked if int(name[4]) > 5}
+    large = {name for name in checked if int(name[4]) > 5}
     assert large
-    assert not large & set(moved)
-    assert max(asked.count(name) for name in large) == 1
-    assert sum(name.startswith("room5") for name in moved) <= 1
+    assert not large & set(uploaded)
+    assert max(checked.count(name) for name in large) == 1
+    assert sum(name.startswith("room5") for name in uploaded) <= 1
 
 
-def test_scenes_that_stay_take_no_room_for_others(rooms):
-    with ScenePool(rooms, envs=2, resident=3, period=0, workers=1) as pool:
+def test_a_pool_without_swaps_allocates_no_spare_memory(rooms):
+    with ScenePool(rooms, envs=2, resident=3, swap_interval=0, workers=1) as pool:
         assert (pool.memory.rows, pool.memory.used) == (3, pool.memory.limit)
 
 
 def test_a_worker_that_is_killed_is_replaced(rooms):
     pool = ScenePool(rooms, envs=2, resident=2, workers=1)
     try:
-        while not pool._workshop._processes:
+        while not pool._prefetcher._processes:
             time.sleep(0.05)
-        pool._workshop._processes[0].kill()
+        pool._prefetcher._processes[0].kill()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             deadline = time.time() + 60
@@ -286,8 +286,8 @@ def test_no_worker_outlives_the_program(rooms, how):
         "import time\n"
         "from shoal.scene.pool import SPARE_ROWS, ScenePool\n"
         f"pool = ScenePool({rooms!r}, envs=2, resident=2, workers=1)\n"
-        "while not pool._workshop._processes: time.sleep(0.05)\n"
-        "print(pool._workshop._processes[0].pid, flush=True)\n"
+        "while not pool._prefetcher._processes: time.sleep(0.05)\n"
+        "print(pool._prefetcher._processes[0].pid, flush=True)\n"
         "time.sleep(60)\n"
     )
     process = subprocess.Popen(
@@ -303,17 +303,17 @@ def test_no_worker_outlives_the_program(rooms, how):
         except ProcessLookupError:
             return
         time.sleep(0.1)
-    pytest.fail("the worker lives on")
+    pytest.fail("the worker is still alive")
 
 
-def test_an_errand_that_is_given_up_leaves_nothing_behind(tmp_path, monkeypatch):
-    """Closed before it has made a hundred houses: at once, with no process left."""
+def test_a_closed_preload_leaves_no_process(tmp_path, monkeypatch):
+    """`close` returns before the hundred houses are prepared, and no process is left."""
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path))
-    errand = Errand([f"house:{k}" for k in range(100)], "auto", 1.0, 2)
-    workers = errand._workshop._processes
+    preload = ScenePreload([f"house:{k}" for k in range(100)], "auto", 1.0, 2)
+    workers = preload._prefetcher._processes
     deadline = time.time() + 60
     while len(workers) < 2 and time.time() < deadline:
         time.sleep(0.01)
-    errand.close()
-    errand.wait()
+    preload.close()
+    preload.wait()
     assert [process.poll() is None for process in workers] == [False, False]

@@ -1,7 +1,7 @@
-"""Readers take time in proportion to a file's size: files made to be slow load or are refused in seconds.
+"""Readers take time proportional to a file's size: files designed to be slow load or raise an error in seconds.
 
-At these sizes, work in proportion to the square takes minutes, so the deadline tells them apart. One of each sort is
-read in every run of the tests, the others in the slow ones.
+At these sizes quadratic work takes minutes, so the deadline detects it. One file of each kind is read in every run of
+the tests, the others only in the slow ones.
 """
 
 import gzip
@@ -26,9 +26,9 @@ LONG = "a" * 200_000
 TRIANGLE = "v 0 0 0\nv 1 0 0\nv 0 1 0\nvt 0 0\n"
 
 
-def kinds(made: dict, *quick: str) -> list:
+def kinds(files: dict, *quick: str) -> list:
     """The names of files as parameters of a test, all but the quick ones slow."""
-    return [pytest.param(kind, marks=[] if kind in quick else pytest.mark.slow) for kind in made]
+    return [pytest.param(kind, marks=[] if kind in quick else pytest.mark.slow) for kind in files]
 
 
 def gltf(**lists: list | Callable[[Gltf], list]) -> Gltf:
@@ -42,7 +42,7 @@ def gltf(**lists: list | Callable[[Gltf], list]) -> Gltf:
 
 
 def placed(nodes: list[dict], **more) -> Gltf:
-    """All nodes are in the scene."""
+    """A file whose scene contains all nodes."""
     return gltf(nodes=nodes, scenes=[{"nodes": list(range(len(nodes)))}], **more)
 
 
@@ -72,7 +72,7 @@ def blended(file: Gltf) -> list[dict]:
 
 
 def sparse(file: Gltf) -> list[dict]:
-    """Many accessors of one entry that all replace it very often by the same bytes."""
+    """Many accessors of one entry, each with MANY sparse replacements from the same bytes."""
     zeros, values = file.view(bytes(MANY)), file.view(bytes(12 * MANY))
     change = dict(count=MANY, indices=dict(bufferView=zeros, componentType=5121), values=dict(bufferView=values))
     one = dict(componentType=5126, type="VEC3", count=1, sparse=change)
@@ -157,7 +157,7 @@ def test_one_large_file_of_many_references(tmp_path):
 
 
 def reads(path: Path) -> None:
-    """Load a file and find its key, or refuse it in one short sentence."""
+    """Load a file and compute its cache key; an error must be one short sentence."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of missing textures
         check(lambda: load_scene(path))
@@ -165,14 +165,14 @@ def reads(path: Path) -> None:
 
 
 def check(action: Callable[[], object]) -> None:
-    """What an action refuses is one short sentence."""
-    refusal = ""
+    """A ShoalError of the action must be one short sentence."""
+    message = ""
     try:
         action()
     except ShoalError as error:
-        refusal = str(error)
-    assert len(refusal) < 1000
-    assert "\n" not in refusal
+        message = str(error)
+    assert len(message) < 1000
+    assert "\n" not in message
 
 
 def materials(count: int, line: str) -> str:
@@ -184,7 +184,7 @@ def faces_of(count: int) -> str:
 
 
 def star(corners: int, first: int) -> str:
-    """A polygon with dents: its corners, and the face that starts at vertex `first`."""
+    """A concave polygon: its corners, and the face that starts at vertex `first`."""
     angle = np.linspace(0, 2 * np.pi, corners, endpoint=False)
     reach = np.random.default_rng(corners).uniform(0.1, 1.0, corners)
     points = zip(reach * np.cos(angle), reach * np.sin(angle), strict=True)

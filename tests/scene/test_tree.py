@@ -16,7 +16,7 @@ CASES = {
     "room": box((-3, -2, 0), (3, 2, 2.5)),
     "all the same": np.repeat(soup(1, 3), 500, 0),
     "a line": (soup(1, 4) + np.arange(300)[:, None, None] * np.array([1.0, 0, 0])).astype(np.float32),
-    # Each cluster half as far as the last: the cheapest split takes one triangle off at a time.
+    # Each triangle half as far as the last: the cheapest split separates one triangle at a time.
     "ever nearer": (soup(1, 5, size=1e-3)[0] + 2.0 ** -np.arange(100)[:, None, None] * 100).astype(np.float32),
 }
 
@@ -35,7 +35,7 @@ def test_every_triangle_once_inside_its_boxes(name, balanced):
         visited += 1
         for k, child in enumerate(tree.child[node].tolist()):
             if child == -1:
-                assert (tree.lower[node, k] > tree.upper[node, k]).all(), "an empty place can be entered"
+                assert (tree.lower[node, k] > tree.upper[node, k]).all(), "an unused child can be entered"
                 continue
             lower, upper = tree.lower[node, k], tree.upper[node, k]
             assert (lower >= low).all()
@@ -54,7 +54,7 @@ def test_every_triangle_once_inside_its_boxes(name, balanced):
 
 
 def waiting_most(tree, node=0, waiting=0):
-    """The slow twin of stack_needed: a ray that enters every box."""
+    """Slow version of stack_needed: a ray that enters every box."""
     children = [c for c in tree.child[node].tolist() if c != -1]
     worst = waiting + len(children) - 1
     return max([worst, *(waiting_most(tree, c, waiting + len(children) - 1) for c in children if c >= 0)])
@@ -71,11 +71,11 @@ def test_balanced_trees_stay_shallow():
     assert stack_needed(build_tree(corners, balanced=True)) <= 3 * 7 + 1
 
 
-def test_a_deep_tree_is_built_anew():
-    """Triangles that shrink towards a corner by a factor make a chain, too deep for the stack of a ray."""
+def test_a_deep_tree_is_rebuilt_balanced():
+    """Triangles that shrink geometrically towards a corner give a chain, too deep for the stack of a ray."""
     scale = 0.8 ** np.arange(400)
     corners = (np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0.1]])[None] + 1.0) * scale[:, None, None]
     chain = torch.from_numpy(corners.astype(np.float32))
-    assert stack_needed(build_tree(chain)) > STACK, "the chain is not deep enough to need it"
+    assert stack_needed(build_tree(chain)) > STACK, "the chain is not deep enough for this test"
     packed = pack_scene(make_scene(corners))
     assert packed.triangles > 0

@@ -1,7 +1,7 @@
 """Procedural houses: `house:SEED` is a furnished home of several rooms, `cabin:SEED` one or two rooms of such a home.
 
-They are the same in every process. Seeds 0 to 9,999 are the official ones; the last thousand of them are for tests
-only. Any other seed works as well.
+A seed gives the same house in every process. Seeds 0 to 9,999 are official; the last thousand of them are the test
+set. Any other seed works too.
 """
 
 from collections.abc import Callable
@@ -17,22 +17,22 @@ from shoal.scene.house.shapes import Mesh, normals
 from shoal.scene.house.shell import door_leaf, shell
 from shoal.scene.house.sketch import BUILDINGS
 from shoal.scene.house.space import Item
-from shoal.scene.house.style import Style, Taste, house_taste
+from shoal.scene.house.style import Palette, Style, house_palette
 from shoal.scene.house.textures import SIZE, Look, house_materials
 from shoal.scene.scene import Scene, check_scene
 
 HOUSES = 10_000
-"""How many official houses there are, and cabins: seeds 0 to 9,999."""
+"""Number of official houses, and of cabins: seeds 0 to 9,999."""
 TRAIN = range(9_000)
-"""Seeds of houses and cabins to train in."""
+"""Seeds of the training set, for houses and cabins."""
 TEST = range(9_000, HOUSES)
-"""Seeds of houses and cabins to test in; no training run sees them."""
+"""Seeds of the test set, for houses and cabins; no training run uses them."""
 
-_FINE = ((0.0, 0.02), (0.25, 0.33), (1.0, 0.77), (2.0, 1.36), (3.0, 1.9), (4.0, 2.4))
-"""Detail and the fineness that it stands for in a house of 120 square meters and in any cabin; interpolated."""
+_FINENESS = ((0.0, 0.02), (0.25, 0.33), (1.0, 0.77), (2.0, 1.36), (3.0, 1.9), (4.0, 2.4))
+"""(detail, fineness) for a house of 120 m² and for any cabin; interpolated linearly."""
 
 
-def _leaf(size, style: Style) -> Mesh:
+def _door_leaf(size, style: Style) -> Mesh:
     tint = (0.93, 0.92, 0.89) if style.pick(3) else style.wood()
     _, width, height = size
     leaf = door_leaf((width, 0.04, height), tint, style.fine)
@@ -54,7 +54,7 @@ KINDS: dict[str, tuple[Callable[..., Mesh], str]] = {
     "counter": (fixtures.counter, "counter"),
     "curtain": (decor.curtain, "curtain"),
     "desk": (furniture.desk, "table"),
-    "door_leaf": (_leaf, "door"),
+    "door_leaf": (_door_leaf, "door"),
     "dresser": (furniture.dresser, "cabinet"),
     "floor_lamp": (decor.floor_lamp, "lamp"),
     "flush_lamp": (decor.flush_lamp, "lamp"),
@@ -87,82 +87,90 @@ KINDS: dict[str, tuple[Callable[..., Mesh], str]] = {
     "wardrobe": (furniture.wardrobe, "cabinet"),
     "washing_machine": (fixtures.washing_machine, "washing machine"),
 }
-"""Kinds of furniture: how each is made, and its semantic label."""
+"""Kinds of furniture: the function that builds the mesh, and the semantic label."""
 
 LABELS = (
     "unlabeled", "floor", "ceiling", "wall", "door", "window",
     *sorted({label for _, label in KINDS.values()} - {"door"}),
 )  # fmt: skip
-"""Semantic labels of all houses, in one order."""
+"""Semantic labels of all houses, in the order of their indices."""
 
 
 def is_test(seed: int) -> bool:
-    """Whether this house or cabin is one of those that only tests may use."""
+    """Whether a seed belongs to the test set."""
     return seed in TEST
 
 
 def house_plan(seed: int, building: str = "house") -> Plan:
-    """The floor plan of house or cabin `seed`: rooms, walls, doors and windows."""
+    """The floor plan of a house or cabin: rooms, walls, doors and windows."""
     if building not in BUILDINGS:
         raise unknown("building", building, BUILDINGS)
     if seed != int(seed) or not 0 <= seed < 1 << 63:
         raise ShoalError(
-            f"A {building}'s seed must be a whole number from 0, not {seed!r}; 0 to {HOUSES - 1} are official."
+            f"A {building}'s seed must be an integer of at least 0, not {seed!r}; 0 to {HOUSES - 1} are official."
         )
     return _plan(int(seed), building)
 
 
 def make_house(seed: int, detail: float = 1.0, building: str = "house") -> Scene:
-    """House `seed` as a scene: detail 0 has about 10,000 triangles, 1 about 165,000, 2 over 350,000, 3 over 650,000.
+    """Generate a house or cabin.
 
-    A cabin has fewer, as it is smaller.
+    Args:
+        seed: An integer of at least 0; 0 to 9,999 are official.
+        detail: 0 to 4; a house has about 10,000 triangles at 0, 165,000 at 1, over 350,000 at 2, over 650,000 at 3.
+            A cabin has fewer.
+        building: "house" or "cabin".
+
+    Raises:
+        ShoalError: If the seed or detail is out of range.
     """
     plan = house_plan(seed, building)
     if not 0.0 <= detail <= 4.0:
-        raise ShoalError(f"The detail of a {building} must be from 0 to 4, not {detail!r}; 1 is usual.")
+        raise ShoalError(f"The detail of a {building} must be from 0 to 4, not {detail!r}; 1 is the default.")
     items = furnish(plan)
     fine = _fineness(detail, plan)
-    rng = _stream(plan.seed, 3)
-    taste = house_taste(rng)
+    rng = _rng(plan.seed, 3)
+    palette = house_palette(rng)
     parts = shell(plan, rng, fine)
-    made: dict[tuple, Mesh] = {}
+    meshes: dict[tuple, Mesh] = {}
     for item in items:
         key = (item.kind, item.size, item.style)
-        if key not in made:
-            made[key] = _made(item, fine, taste)
-        parts.append((KINDS[item.kind][1], made[key].moved((item.x, item.y, item.z), item.yaw)))
-    return check_scene(_assembled(plan, parts))
+        if key not in meshes:
+            meshes[key] = _item_mesh(item, fine, palette)
+        parts.append((KINDS[item.kind][1], meshes[key].moved((item.x, item.y, item.z), item.yaw)))
+    return check_scene(_assemble(plan, parts))
 
 
-def _stream(seed: int, stream: int) -> np.random.Generator:
+def _rng(seed: int, stream: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=np.array([seed, stream], np.uint64)))
 
 
 def _fineness(detail: float, plan: Plan) -> float:
-    fine = float(np.interp(detail, *zip(*_FINE, strict=True)))
-    # Triangles grow with about area^0.93 fine^1.65: small houses are made finer, so that all have about as many.
+    details, values = zip(*_FINENESS, strict=True)
+    fine = float(np.interp(detail, details, values))
+    # The triangle count grows as area^0.93 fine^1.65; this exponent makes it nearly independent of the area.
     return fine * (120.0 / plan.area) ** 0.45 if plan.building == "house" else fine
 
 
-def _made(item: Item, fine: float, taste: Taste) -> Mesh:
-    # The stream of a look lies above those of plans, rooms and shells.
-    return KINDS[item.kind][0](item.size, Style(_stream(item.style, 1 << 32), fine, taste))
+def _item_mesh(item: Item, fine: float, palette: Palette) -> Mesh:
+    # Streams of items lie above those of plans, rooms and shells.
+    return KINDS[item.kind][0](item.size, Style(_rng(item.style, 1 << 32), fine, palette))
 
 
-def _assembled(plan: Plan, parts: list[tuple[str, Mesh]]) -> Scene:
+def _assemble(plan: Plan, parts: list[tuple[str, Mesh]]) -> Scene:
     counts = [len(mesh.triangles) for _, mesh in parts]
     starts = np.cumsum([0] + [len(mesh.vertices) for _, mesh in parts[:-1]]).astype(np.int32)
     look = np.concatenate([mesh.look for _, mesh in parts])
     scale = np.array([1.0 / SIZE.get(one, 1.0) for one in Look], np.float32)
     tint = np.concatenate([mesh.tint for _, mesh in parts])
-    look[(look == Look.WOOD) & (tint.min(1) > 0.8)] = Look.PLAIN  # White wood is painted: it shows no grain.
+    look[(look == Look.WOOD) & (tint.min(1) > 0.8)] = Look.PLAIN  # White wood is painted and has no grain.
     vertices = np.concatenate([mesh.vertices for _, mesh in parts]).astype(np.float32)
     triangles = np.concatenate([mesh.triangles for _, mesh in parts]) + np.repeat(starts, counts)[:, None]
     uv = np.concatenate([mesh.uv for _, mesh in parts]) * scale[look][:, None, None]
     semantic = np.repeat([LABELS.index(label) for label, _ in parts], counts)
     instance = np.repeat(np.arange(1, len(parts) + 1), counts)
     normal = normals(vertices[triangles])
-    # Where a grid runs into a point, triangles have no area; nothing can see them.
+    # Grids that end in a point have degenerate triangles there.
     keep = np.einsum("td,td->t", normal, normal) > 1e-16
     triangles, look = triangles[keep].astype(np.int32), look[keep].astype(np.int32)
     materials, textures = house_materials(plan.seed, np.unique(look).tolist())
@@ -171,7 +179,7 @@ def _assembled(plan: Plan, parts: list[tuple[str, Mesh]]) -> Scene:
         vertices=vertices,
         triangles=triangles,
         uv=uv[keep],
-        colors=_lit(vertices[triangles], normal[keep], tint[keep], look),
+        colors=_shaded_colors(vertices[triangles], normal[keep], tint[keep], look),
         material=look,
         semantic=semantic[keep].astype(np.int32),
         instance=instance[keep].astype(np.int32),
@@ -181,15 +189,15 @@ def _assembled(plan: Plan, parts: list[tuple[str, Mesh]]) -> Scene:
     )
 
 
-def _lit(corners: np.ndarray, normal: np.ndarray, tint: np.ndarray, look: np.ndarray) -> np.ndarray:
-    """The tints uint8 [T, 3, 4] in soft daylight: less of it on walls than on tops, and less near the floor."""
+def _shaded_colors(corners: np.ndarray, normal: np.ndarray, tint: np.ndarray, look: np.ndarray) -> np.ndarray:
+    """Vertex colors, uint8 [T, 3, 4], with baked soft daylight: darker on walls than on tops, and near the floor."""
     normal = normal / np.linalg.norm(normal, axis=1, keepdims=True)
     light = 1.0 - normal**2 @ np.array([0.07, 0.14, 0.0], np.float32)
     height = corners[:, :, 2]
     light = light[:, None] * (
         0.84 + 0.16 * np.clip(height / 0.9, 0, 1) ** 0.5 * (1 - 0.1 * np.clip(height - 1.8, 0, 1))
     )
-    # Floors are lit though they are low, and the view shines.
+    # Floors are bright although they are low, and the view behind windows is unshaded.
     light[(height < 0.02).all(1)] = 0.97
     light[look == Look.VIEW] = 1.0
     colors = np.full((*light.shape, 4), 255, np.uint8)

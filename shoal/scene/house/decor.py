@@ -1,6 +1,6 @@
-"""What makes a house lived in: lamps, plants, rugs, curtains, pictures, mirrors, screens and things on tables.
+"""Decoration: lamps, plants, rugs, curtains, pictures, mirrors, screens and small objects on tables.
 
-Sizes and origins are those of `furniture`; wall pieces have their back at -depth / 2 and their foot at z = 0.
+Sizes and origins as in `furniture`; wall pieces have their back at -depth / 2 and their lower edge at z = 0.
 """
 
 import numpy as np
@@ -42,7 +42,7 @@ def floor_lamp(size: Size, style: Style) -> Mesh:
 def table_lamp(size: Size, style: Style) -> Mesh:
     """A lamp with a turned foot."""
     w, _, h = size
-    tint = (style.cloth(), BRASS, WHITE)[style.pick(3)]
+    tint = (style.fabric(), BRASS, WHITE)[style.pick(3)]
     t = np.linspace(0, 1, style.n(22, 4))
     radius = 0.25 * w * (0.35 + 0.65 * np.sin(np.pi * np.clip(t * 1.1, 0, 1)) ** 0.8) + 0.12 * w * np.exp(-20 * t)
     foot = lathe([(0, 0), *np.stack([radius, t * 0.6 * h], -1)], style.n(20, 5), Look.PLAIN, tint)
@@ -50,9 +50,9 @@ def table_lamp(size: Size, style: Style) -> Mesh:
 
 
 def pendant(size: Size, style: Style) -> Mesh:
-    """A lamp that hangs from the ceiling: z = `size[2]` is where its wire is fixed."""
+    """A lamp that hangs from the ceiling at z = `size[2]`."""
     w, _, h = size
-    shape, tint = style.pick(3), (BLACK, BRASS, WHITE, style.cloth())[style.pick(4)]
+    shape, tint = style.pick(3), (BLACK, BRASS, WHITE, style.fabric())[style.pick(4)]
     low = h - min(h, 0.55)
     parts = [rod(0.004, h - low - 0.15, style.n(6, 3), Look.PLAIN, BLACK, (0, 0, low + 0.15))]
     parts.append(lathe([(0.05, h - 0.03), (0.045, h - 0.005), (0, h - 0.002)], style.n(20, 6), Look.PLAIN, tint))
@@ -82,10 +82,10 @@ def flush_lamp(size: Size, style: Style) -> Mesh:
 def _leaves(
     bases: np.ndarray, yaw: np.ndarray, length: np.ndarray, rise: np.ndarray, width, style: Style, tint
 ) -> Mesh:
-    """Curved leaves [N] that grow from `bases` outwards and bend down; `rise` is the first slope in radians."""
+    """N curved leaves that grow outwards from `bases` and bend down; `rise` [N] is the initial slope in radians."""
     count, n = len(bases), style.n(7, 2)
     t = np.linspace(0, 1, n)
-    # Along the leaf the slope falls evenly: integrate its direction.
+    # The slope decreases linearly along the leaf: integrate its direction.
     slope = rise[:, None] - 1.5 * t * (0.4 + 0.6 * np.cos(rise)[:, None])
     step = length[:, None] / (n - 1)
     out = np.concatenate([np.zeros((count, 1)), np.cumsum(np.cos(slope[:, :-1]) * step, 1)], 1)
@@ -122,7 +122,7 @@ def plant(size: Size, style: Style) -> Mesh:
         yaw = np.arange(count) * 2.39996
         rise = rng.uniform(0.75, 1.4, count)
         length = (h - tall) * rng.uniform(0.6, 0.95, count) * np.sin(rise)
-        # A leaf of this length that starts so steeply must not reach past the footprint.
+        # Limit the length so that the leaf stays within the footprint.
         length = np.minimum(length, reach / np.maximum(0.35, np.cos(rise - 0.5)))
         bases = np.stack([0.25 * wide * np.cos(yaw), 0.25 * wide * np.sin(yaw), np.full(count, 0.9 * tall)], -1)
         width = 0.05 + 0.09 * length
@@ -161,7 +161,7 @@ def plant(size: Size, style: Style) -> Mesh:
 def rug(size: Size, style: Style) -> Mesh:
     """A flat rug with a pattern, and fringes at both ends."""
     w, d, h = size
-    tint = style.cloth()
+    tint = style.fabric()
     inner = w / 2 - 0.06
     top = panel(
         [(-inner, -d / 2, h), (inner, -d / 2, h), (inner, d / 2, h), (-inner, d / 2, h)], Look.RUG, shade(tint, 1.2)
@@ -181,9 +181,9 @@ def rug(size: Size, style: Style) -> Mesh:
 
 
 def curtain(size: Size, style: Style) -> Mesh:
-    """One curtain with folds, hanging from a rod of its own."""
+    """A curtain with folds, on a rod."""
     w, d, h = size
-    tint, folds = style.cloth(), max(3, round(w / 0.07))
+    tint, folds = style.fabric(), max(3, round(w / 0.07))
     m, n = max(folds * 2 + 1, style.n(folds * 9)), style.n(14, 2)
     u, t = np.linspace(0, 1, m)[None], np.linspace(0, 1, n)[:, None]
     depth = (0.35 + 0.13 * np.sin(5 * t)) * (d - 0.02) * np.cos(2 * np.pi * folds * u + 0.8 * np.sin(3 * t + 9 * u))
@@ -216,7 +216,7 @@ def _rim(w: float, d: float, h: float, thick: float, tint: Color, fine: float) -
 
 
 def mirror(size: Size, style: Style) -> Mesh:
-    """A framed mirror; it shows pale silver, for nothing here reflects."""
+    """A framed mirror, pale silver: the renderer has no reflections."""
     w, d, h = size
     frame = (style.wood(), STEEL, BRASS)[style.pick(3)]
     parts = _rim(w, d, h, 0.035, frame, style.fine)
@@ -302,7 +302,7 @@ def fruit(size: Size, style: Style) -> Mesh:
             [(0, 0), *outside, (0.44 * w, 0.55 * h), (0.2 * w, 0.12 * h), (0, 0.1 * h)],
             style.n(28, 6),
             Look.PLAIN,
-            style.cloth(),
+            style.fabric(),
         )
     ]
     ball = cushion((0.27 * w, 0.27 * w, 0.27 * w), (0, 0, 0), style.fine, Look.PLAIN, (1, 1, 1), 1.0)
@@ -319,7 +319,7 @@ def vase(size: Size, style: Style) -> Mesh:
     """A vase with flowers."""
     w, _, h = size
     tint, bloom = (
-        style.cloth(),
+        style.fabric(),
         ((0.9, 0.35, 0.35), (0.95, 0.8, 0.35), (0.85, 0.6, 0.85), (0.97, 0.95, 0.92))[style.pick(4)],
     )
     t = np.linspace(0, 1, style.n(18, 4))
@@ -345,7 +345,7 @@ def books(size: Size, style: Style) -> Mesh:
     """A small pile of books lying flat."""
     w, d, h = size
     count = max(2, round(h / 0.03))
-    tints = np.array([style.cloth() for _ in range(count)])
+    tints = np.array([style.fabric() for _ in range(count)])
     book = box((1, 1, 1), (0, 0, 0.5), Look.PLAIN, (1, 1, 1), 0.08, style.fine)
     scale = np.stack(
         [np.linspace(0.8, 0.6, count) * w, np.linspace(0.8, 0.65, count) * d, np.full(count, h / count - 0.001)], -1

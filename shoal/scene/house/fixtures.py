@@ -15,7 +15,7 @@ TOP = 0.04
 def _base(size: Size, style: Style) -> tuple[list[Mesh], float]:
     """A base cabinet, and the height of its body without the worktop."""
     w, d, h = size
-    wood = style.taste.woods[0]
+    wood = style.palette.woods[0]
     rows, columns = (1, 2) if w > 0.7 else ((3, 1) if style.pick(3) == 0 else (1, 1))
     return [
         _carcass((w, d - 0.02, h - TOP), style, wood, rows, columns, legs=False, knob=1).moved((0, -0.01, 0))
@@ -23,11 +23,11 @@ def _base(size: Size, style: Style) -> tuple[list[Mesh], float]:
 
 
 def _worktop(w: float, d: float, h: float, style: Style) -> Mesh:
-    return box((w, d, TOP), (0, 0, h - TOP / 2), Look.MARBLE, shade(style.taste.woods[1], 1.15), 0.008, style.fine)
+    return box((w, d, TOP), (0, 0, h - TOP / 2), Look.MARBLE, shade(style.palette.woods[1], 1.15), 0.008, style.fine)
 
 
 def _tap(style: Style, reach: float, rise: float) -> Mesh:
-    """A bent tap that stands at the origin and pours towards +y."""
+    """A bent tap at the origin that pours towards +y."""
     a = np.linspace(np.pi, 0.0, style.n(12, 3))
     arc = np.stack([0 * a, reach / 2 + reach / 2 * np.cos(a), rise * 0.6 + rise * 0.4 * np.sin(a)], -1)
     path = np.concatenate([[(0, 0, 0)], arc, [(0, reach, rise * 0.5)]])
@@ -38,17 +38,17 @@ def _tap(style: Style, reach: float, rise: float) -> Mesh:
 
 
 def counter(size: Size, style: Style) -> Mesh:
-    """A stretch of kitchen counter with a few things on it."""
+    """A kitchen counter: base cabinet and worktop."""
     w, d, h = size
     parts, _ = _base(size, style)
     return join([*parts, _worktop(w, d, h, style)])
 
 
 def kitchen_sink(size: Size, style: Style) -> Mesh:
-    """A counter with a steel sink let into it, and a tap."""
+    """A counter with a built-in steel sink and a tap."""
     w, d, h = size
     parts, body = _base(size, style)
-    tint = shade(style.taste.woods[1], 1.15)
+    tint = shade(style.palette.woods[1], 1.15)
     hole_w, hole_d, deep = 0.44, 0.36, 0.16
     side, edge = (w - hole_w) / 2, (d - hole_d) / 2
     for s in (-1, 1):
@@ -69,7 +69,7 @@ def kitchen_sink(size: Size, style: Style) -> Mesh:
 def stove(size: Size, style: Style) -> Mesh:
     """A cooker: oven door, knobs, four rings and a pot."""
     w, d, h = size
-    steel, pot = (STEEL, WHITE, (0.25, 0.26, 0.28))[style.pick(3)], style.cloth()
+    steel, pot = (STEEL, WHITE, (0.25, 0.26, 0.28))[style.pick(3)], style.fabric()
     parts = [box((w, d - 0.05, h - 0.012), (0, -0.025, (h - 0.012) / 2), Look.PLAIN, steel, 0.008, style.fine)]
     parts.append(box((w, d - 0.02, 0.012), (0, -0.01, h - 0.006), Look.PLAIN, BLACK, 0.004, style.fine))
     parts.append(
@@ -110,7 +110,7 @@ def hood(size: Size, style: Style) -> Mesh:
 def wall_cupboard(size: Size, style: Style) -> Mesh:
     """A cupboard that hangs on the wall; z = 0 is its lower edge."""
     w, d, h = size
-    wood = style.taste.woods[0]
+    wood = style.palette.woods[0]
     parts = [box((w, d - 0.02, h), (0, -0.01, h / 2), Look.WOOD, wood, 0.006, style.fine)]
     doors = max(1, round(w / 0.45))
     wide = w / doors
@@ -195,7 +195,7 @@ def basin(size: Size, style: Style) -> Mesh:
         -1,
     )
     parts = [body, sheet(bowl[1:] if n > 4 else bowl, Look.PLAIN, shade(_ENAMEL, 0.97))]
-    # The rim goes from the round bowl to the square edge: angles are kept, distances stretched to a square.
+    # The rim joins the round bowl to the square edge: equal angles, distances scaled to a square.
     ray = np.stack([np.cos(angle[0]), np.sin(angle[0])], -1)
     square = ray / np.abs(ray).max(1, keepdims=True) * [w / 2, d / 2]
     edge = np.column_stack([square, np.full(m + 1, h)])
@@ -208,7 +208,7 @@ def bathtub(size: Size, style: Style) -> Mesh:
     """A tub with a rounded inside, an apron and a tap."""
     w, d, h = size
     style.pick(2)
-    low = 0.22  # Higher than a step, so that nobody's floor is in there.
+    low = 0.22  # Higher than a step, so the bottom is not walkable floor.
     n, m = style.n(14, 4), 8 * style.n(6)
     t, angle = np.linspace(0, 1, n)[:, None], np.linspace(0, 2 * np.pi, m + 1)[None]
     ray = np.sign(np.cos(angle)) * np.abs(np.cos(angle)) ** 0.5, np.sign(np.sin(angle)) * np.abs(np.sin(angle)) ** 0.5
@@ -230,7 +230,7 @@ def bathtub(size: Size, style: Style) -> Mesh:
 def shower(size: Size, style: Style) -> Mesh:
     """A shower tray with a rail, a hose and a half-drawn curtain."""
     w, d, h = size
-    cloth = style.cloth()
+    cloth = style.fabric()
     parts = [box((w, d, 0.1), (0, 0, 0.05), Look.PLAIN, _ENAMEL, 0.02, style.fine)]
     parts.append(lathe([(0.04, 0.1005), (0.035, 0.104), (0, 0.104)], style.n(20, 6), Look.PLAIN, STEEL))
     pole = [
@@ -296,7 +296,7 @@ def radiator(size: Size, style: Style) -> Mesh:
 def towel_rail(size: Size, style: Style) -> Mesh:
     """A ladder of warm pipes with a towel over it; z = 0 is its lower end."""
     w, d, h = size
-    cloth = style.cloth()
+    cloth = style.fabric()
     side = rod(0.012, h, style.n(10, 4), Look.PLAIN, STEEL)
     parts = [copies(side, [(x, 0, 0) for x in (-w / 2 + 0.012, w / 2 - 0.012)])]
     bar = rod(0.009, w - 0.03, style.n(8, 4), Look.PLAIN, STEEL).turned(1, np.pi / 2)
@@ -314,7 +314,7 @@ def towel_rail(size: Size, style: Style) -> Mesh:
 def bin_(size: Size, style: Style) -> Mesh:
     """A pedal bin."""
     w, _, h = size
-    tint = (STEEL, WHITE, style.cloth())[style.pick(3)]
+    tint = (STEEL, WHITE, style.fabric())[style.pick(3)]
     t = np.linspace(0, np.pi / 2, style.n(8, 2))
     lid = np.stack([w / 2 * np.cos(t), 0.85 * h + 0.15 * h * np.sin(t)], -1)
     return join(
@@ -328,7 +328,7 @@ def bin_(size: Size, style: Style) -> Mesh:
 def basket(size: Size, style: Style) -> Mesh:
     """A laundry basket with cloth in it."""
     w, _, h = size
-    cloth, rows, sides = style.cloth(), style.n(22, 3), style.n(36, 8)
+    cloth, rows, sides = style.fabric(), style.n(22, 3), style.n(36, 8)
     t = np.linspace(0, 1, rows)
     weave = 1 + 0.03 * np.sin(np.pi * np.arange(rows)) + 0.015 * (-1.0) ** np.arange(rows) * (style.fine > 0.4)
     body = lathe(

@@ -1,6 +1,6 @@
 """Furniture: seats, tables, beds and cabinets. Each function takes the size (width, depth, height) in meters.
 
-A piece stands on z = 0, its footprint centerd on the origin, and faces +y: its back, at -depth / 2, goes to the wall.
+A piece rests on z = 0 with its footprint centered on the origin. It faces +y; its back at -depth / 2 is at the wall.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ Size = tuple[float, float, float]
 def chair(size: Size, style: Style) -> Mesh:
     """A dining chair: turned legs, and a back of rails, spindles or a panel."""
     w, d, h = size
-    wood, cloth, shape, back = style.wood(), style.cloth(), style.pick(3), style.pick(3)
+    wood, cloth, shape, back = style.wood(), style.fabric(), style.pick(3), style.pick(3)
     padded = style.rng.random() < 0.5
     seat, leg = 0.45, 0.022
     fine = style.fine
@@ -55,7 +55,7 @@ def chair(size: Size, style: Style) -> Mesh:
 def office_chair(size: Size, style: Style) -> Mesh:
     """A swivel chair on a star of five castors."""
     w, d, h = size
-    cloth, fine = style.cloth(), style.fine
+    cloth, fine = style.fabric(), style.fine
     reach = min(w, d) / 2 - 0.03
     angle = np.arange(5) * 2 * np.pi / 5 + 0.3
     wheel = cushion((0.05, 0.05, 0.05), (0, 0, 0.025), fine * 0.7, Look.PLAIN, BLACK, 1.0)
@@ -138,7 +138,7 @@ def desk(size: Size, style: Style) -> Mesh:
 def sofa(size: Size, style: Style) -> Mesh:
     """A sofa or armchair: arms, seat and back cushions, throw pillows."""
     w, d, h = size
-    cloth, accent, wood, fine = style.cloth(), style.cloth(), style.wood(), style.fine
+    cloth, accent, wood, fine = style.fabric(), style.fabric(), style.wood(), style.fine
     arm = 0.18 if w > 1.2 else 0.14
     seats = max(1, round((w - 2 * arm) / 0.7))
     tilt = style.rng.uniform(-0.5, 0.5, 2)
@@ -177,7 +177,7 @@ def sofa(size: Size, style: Style) -> Mesh:
 def bed(size: Size, style: Style) -> Mesh:
     """A bed with headboard, mattress, pillows and a blanket with folds; the head is at the back."""
     w, d, h = size
-    wood, cloth, shape, fine = style.wood(), style.cloth(), style.pick(3), style.fine
+    wood, cloth, shape, fine = style.wood(), style.fabric(), style.pick(3), style.fine
     wave = style.rng.uniform(0, 2 * np.pi, 6)
     parts = [box((w, d - 0.06, 0.16), (0, 0.02, 0.24), Look.WOOD, wood, 0.015, fine)]
     leg = turned_leg(0.035, 0.18, fine, Look.WOOD, wood, shape)
@@ -266,7 +266,7 @@ def _carcass(
         if tall:
             pull = pull.turned(1, np.pi / 2)
         shift = wide / 2 - 0.04 if tall else 0.0
-    # Neighboring doors open away from each other: their knobs meet in the middle.
+    # The knobs of neighboring doors are next to each other.
     sides = [(1 if k % columns % 2 == 0 else -1) for k in range(len(centers))]
     parts.append(
         copies(pull, [(x + s * shift, d / 2 - 0.0145, z) for (x, _, z), s in zip(centers, sides, strict=True)])
@@ -298,7 +298,7 @@ def wardrobe(size: Size, style: Style) -> Mesh:
 
 
 def bookshelf(size: Size, style: Style) -> Mesh:
-    """A bookcase filled with books of many colors, some leaning on a box or a vase."""
+    """A bookcase filled with books of many colors."""
     w, d, h = size
     wood = style.wood()
     count = max(3, round(h / 0.34))
@@ -319,7 +319,7 @@ def _frame(size: Size, look: Look, tint: Color, count: int, fine: float) -> tupl
 
 
 def _books(width: float, depth: float, floors: list[float], room: float, style: Style) -> Mesh:
-    """Rows of books on shelves at these heights; when coarse a row is a few blocks."""
+    """Rows of books on shelves at these heights; at low fineness a row is a few blocks."""
     rng = style.rng
     thick = 0.032 if style.fine > 0.3 else 0.4 * width
     per_row = int(width * 0.93 / thick)
@@ -368,7 +368,7 @@ def storage_shelf(size: Size, style: Style) -> Mesh:
 def coat_rack(size: Size, style: Style) -> Mesh:
     """A stand with hooks and two coats."""
     h = size[2]
-    wood, cloth, other = style.wood(), style.cloth(), style.cloth()
+    wood, cloth, other = style.wood(), style.fabric(), style.fabric()
     parts = [turned_leg(0.025, h, style.fine, Look.WOOD, wood, 1)]
     parts.append(lathe([(0, 0), (0.16, 0), (0.15, 0.03), (0, 0.05)], style.n(20, 6), Look.WOOD, wood))
     hook = tube([(0, 0, h - 0.12), (0.08, 0, h - 0.14), (0.13, 0, h - 0.05)], 0.01, style.n(8, 4), Look.WOOD, wood)

@@ -1,7 +1,7 @@
 """Floor plans of houses: rooms around a corridor or hall, walls with thickness, doors and windows.
 
-Rooms are unions of rectangles on lines 0.2 m apart. A wall's middle runs along such a line: half an inner wall's
-thickness belongs to each side, and outer walls are thicker outwards. Every random draw comes from the seed.
+Rooms are unions of rectangles on a grid of 0.2 m. The center of a wall lies on a grid line: inner walls extend equally
+to both sides, outer walls farther outwards. All random draws depend on the seed only.
 """
 
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ from itertools import pairwise
 
 import numpy as np
 
-from shoal.scene.house.sketch import AREAS, STEP, Rect, Space, sketch
+from shoal.scene.house.sketch import BUILDING_AREA, STEP, Rect, RoomSketch, sketch
 
 HALF_WALL = 0.06
 """Half the thickness of an inner wall, meters."""
 OUTER_WALL = 0.2
-"""How far outer walls reach outwards from their line, meters."""
+"""Thickness of outer walls outwards from their grid line, meters."""
 
-CENTRAL = ("corridor", "hall")
-WORLDLY = ("living", "dining", "kitchen")
-"""Kinds that people walk through."""
+CIRCULATION = ("corridor", "hall")
+SOCIAL = ("living", "dining", "kitchen")
+"""Kinds of rooms that may lead to other rooms."""
 
 
 @dataclass(frozen=True)
@@ -27,17 +27,17 @@ class Zone:
 
     kind: str
     rect: Rect
-    """Between the walls; where the room goes on it reaches to the next zone."""
+    """Between the walls, or to the border of the next zone."""
 
 
 @dataclass(frozen=True)
 class Room:
-    """A space between walls; its first zone names it."""
+    """A room between walls, named after its first zone."""
 
     name: str
     zones: tuple[Zone, ...]
     rects: tuple[Rect, ...]
-    """All floor between the walls, as rectangles that do not overlap."""
+    """The floor between the walls, as disjoint rectangles."""
 
     @property
     def kind(self) -> str:
@@ -46,25 +46,25 @@ class Room:
 
     @property
     def area(self) -> float:
-        """Square meters between the walls."""
+        """Floor area between the walls, m²."""
         return sum((x1 - x0) * (y1 - y0) for x0, y0, x1, y1 in self.rects)
 
 
 @dataclass(frozen=True)
 class Opening:
-    """A hole in a wall: a door between two rooms, or a window or the entrance, which lead outside."""
+    """An opening in a wall: a door between two rooms, or a window or the entrance to the outside."""
 
     kind: str
     """"door", "window" or "entrance"."""
     rooms: tuple[int, int]
-    """The rooms below and above the wall's line; -1 is outside."""
+    """The rooms on the lower and the higher side of the wall; -1 is outside."""
     axis: int
-    """The axis the wall crosses: 0 when it runs along y, at a fixed x."""
+    """The axis normal to the wall: 0 for a wall along y, at a fixed x."""
     at: float
-    """Where the wall's line is on that axis."""
+    """Coordinate of the wall's center on that axis, meters."""
     low: float
     high: float
-    """From where to where along the wall."""
+    """Range along the wall, meters."""
     bottom: float
     top: float
     """Meters above the floor."""
@@ -72,50 +72,50 @@ class Opening:
 
 @dataclass(frozen=True)
 class Wall:
-    """One flat face of a wall, seen from a room (or from outside: room -1)."""
+    """A flat face of a wall towards a room, or towards the outside (room -1)."""
 
     room: int
     axis: int
-    """The axis it faces along."""
+    """The axis of its normal."""
     sign: int
-    """+1 when it faces towards greater values of that axis."""
+    """+1 if the normal points to greater values of that axis, else -1."""
     at: float
     low: float
     high: float
-    """From where to where along the other axis."""
+    """Range along the other axis, meters."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A floor plan: rooms, their walls' faces, and the openings between them."""
+    """A floor plan: rooms, wall faces and openings."""
 
     building: str
     """"house" or "cabin"."""
     seed: int
     height: float
-    """From floor to ceiling, meters."""
+    """Height from floor to ceiling, meters."""
     rooms: tuple[Room, ...]
     openings: tuple[Opening, ...]
     walls: tuple[Wall, ...]
     floors: tuple[tuple[int, Rect], ...]
-    """Room and rectangle, wall middle to wall middle: together they tile the house."""
+    """Room and rectangle between wall centers; together they tile the house."""
     cover: tuple[Rect, ...]
-    """The house with its outer walls, as rectangles that do not overlap."""
+    """The house with its outer walls, as disjoint rectangles."""
     bounds: Rect
-    """Around the outer walls."""
+    """Bounding box of the outer walls."""
 
     @property
     def doors(self) -> tuple[Opening, ...]:
-        """The doorways between rooms."""
+        """The doors between rooms."""
         return tuple(opening for opening in self.openings if opening.kind == "door")
 
     @property
     def area(self) -> float:
-        """Square meters, wall middle to wall middle."""
+        """Area between wall centers, m²."""
         return sum((x1 - x0) * (y1 - y0) for _, (x0, y0, x1, y1) in self.floors)
 
     def room_at(self, x: float, y: float) -> int:
-        """The room over this point of the floor, -1 in walls and outside."""
+        """The room at a point of the floor; -1 in walls and outside."""
         for number, room in enumerate(self.rooms):
             for x0, y0, x1, y1 in room.rects:
                 if x0 <= x <= x1 and y0 <= y <= y1:
@@ -124,22 +124,22 @@ class Plan:
 
 
 def house_plan(seed: int, building: str = "house") -> Plan:
-    """The floor plan of the house or cabin `seed`."""
+    """The floor plan of a house or cabin."""
     rng = np.random.Generator(np.random.Philox(key=np.array([seed, 1], np.uint64)))
     while True:
         spaces = sketch(rng, building)
-        plan = _drawn(building, seed, rng, spaces) if spaces else None
+        plan = _plan_from_sketch(building, seed, rng, spaces) if spaces else None
         if plan:
             return plan
 
 
-# From here to the plan all lengths are whole millimeters, so that equal places are equal numbers.
+# Below, lengths are integer millimeters, so that equal coordinates compare equal.
 _HALF, _OUTER, _WALL, _OUTSIDE = round(HALF_WALL * 1000), round(OUTER_WALL * 1000), -2, -1
 
 
 @dataclass(frozen=True)
 class _Run:
-    """A straight stretch of wall between two rooms."""
+    """A straight section of wall between two rooms, in millimeters."""
 
     rooms: tuple[int, int]
     axis: int
@@ -148,12 +148,12 @@ class _Run:
     high: int
 
 
-def _drawn(building: str, seed: int, rng: np.random.Generator, spaces: list[Space]) -> Plan | None:
+def _plan_from_sketch(building: str, seed: int, rng: np.random.Generator, spaces: list[RoomSketch]) -> Plan | None:
     units = [
         (kind, [tuple(round(v / STEP) * round(STEP * 1000) for v in rect) for rect in rects]) for kind, rects in spaces
     ]
     area = sum((x1 - x0) * (y1 - y0) for _, rects in units for x0, y0, x1, y1 in rects) / 1e6
-    if not AREAS[building][0] <= area <= AREAS[building][1]:
+    if not BUILDING_AREA[building][0] <= area <= BUILDING_AREA[building][1]:
         return None
     xs, ys = (np.unique([rect[k] for _, rects in units for rect in rects for k in (axis, axis + 2)]) for axis in (0, 1))
     cells = np.full((len(xs) + 1, len(ys) + 1), _OUTSIDE)
@@ -164,8 +164,8 @@ def _drawn(building: str, seed: int, rng: np.random.Generator, spaces: list[Spac
             cells[i0 + 1 : i1 + 1, j0 + 1 : j1 + 1] = number
     groups = [[k] for k in range(len(units))]
     if building == "house":
-        groups = _opened(rng, [kind for kind, _ in units], _runs(cells, xs, ys))
-    lookup = np.full(len(units) + 1, _OUTSIDE)  # The last entry stands for outside, -1.
+        groups = _merge_open_plan(rng, [kind for kind, _ in units], _runs(cells, xs, ys))
+    lookup = np.full(len(units) + 1, _OUTSIDE)  # The last entry is for index -1, outside.
     for number, group in enumerate(groups):
         lookup[group] = number
     cells = lookup[cells]
@@ -177,17 +177,17 @@ def _drawn(building: str, seed: int, rng: np.random.Generator, spaces: list[Spac
         return None
     windows = [window for run in runs for window in _windows(rng, kinds, run, entrance)]
     if building == "cabin":
-        # Two in all; with outer walls all around it would have more than a house's rooms.
-        windows = _some(rng, windows, 2 // len(groups))
+        # Two windows in all: a cabin has outer walls on all sides and would get too many.
+        windows = _limit_per_room(rng, windows, 2 // len(groups))
         if len(windows) < 2:
             return None
-    fine_x, fine_y, fine = _fine(cells, xs, ys)
+    fine_x, fine_y, fine = _thick_grid(cells, xs, ys)
     rooms = []
     names: dict[str, int] = {}
     for number, group in enumerate(groups):
         kind = units[group[0]][0]
         names[kind] = names.get(kind, 0) + 1
-        zones = [Zone(units[k][0], _meters(_between(cells, xs, ys, rect))) for k in group for rect in units[k][1]]
+        zones = [Zone(units[k][0], _meters(_inner_rect(cells, xs, ys, rect))) for k in group for rect in units[k][1]]
         rects = _rectangles(fine == number, fine_x, fine_y)
         rooms.append(Room(f"{kind} {names[kind]}", tuple(zones), tuple(_meters(rect) for rect in rects)))
     return Plan(
@@ -210,8 +210,8 @@ def _meters(rect) -> Rect:
     return x0, y0, x1, y1
 
 
-def _stretches(keys: list) -> list[tuple[int, int]]:
-    """Where equal neighbors begin and end."""
+def _equal_ranges(keys: list) -> list[tuple[int, int]]:
+    """Index ranges of equal neighbors."""
     edges = [0] + [k for k in range(1, len(keys)) if keys[k] != keys[k - 1]] + [len(keys)]
     return list(pairwise(edges))
 
@@ -221,33 +221,33 @@ def _runs(cells: np.ndarray, xs: np.ndarray, ys: np.ndarray) -> list[_Run]:
     for axis, grid, across, along in ((0, cells, xs, ys), (1, cells.T, ys, xs)):
         for k, at in enumerate(across):
             keys = list(zip(grid[k].tolist(), grid[k + 1].tolist(), strict=True))
-            for start, end in _stretches(keys):
+            for start, end in _equal_ranges(keys):
                 if keys[start][0] != keys[start][1]:
                     runs.append(_Run(keys[start], axis, int(at), int(along[start - 1]), int(along[end - 1])))
     return runs
 
 
-def _opened(rng: np.random.Generator, kinds: list[str], runs: list[_Run]) -> list[list[int]]:
-    """The rooms as groups without walls between them: now and then living, dining and kitchen are one space."""
+def _merge_open_plan(rng: np.random.Generator, kinds: list[str], runs: list[_Run]) -> list[list[int]]:
+    """Groups of rooms without walls between them: sometimes two of living, dining and kitchen form one open plan."""
     groups = [[k] for k in range(len(kinds))]
     for run in runs:
         a, b = run.rooms
         if min(a, b) < 0 or run.high - run.low < 2400 or kinds[a] == kinds[b]:
             continue
-        worldly = kinds[a] in WORLDLY and kinds[b] in WORLDLY
-        if worldly and rng.random() < 0.45:
+        social = kinds[a] in SOCIAL and kinds[b] in SOCIAL
+        if social and rng.random() < 0.45:
             first, second = (next(group for group in groups if k in group) for k in (a, b))
             if first is not second and len(first) + len(second) <= 2:
                 first.extend(second)
                 groups.remove(second)
-    return [sorted(group, key=lambda k: WORLDLY.index(kinds[k]) if kinds[k] in WORLDLY else 0) for group in groups]
+    return [sorted(group, key=lambda k: SOCIAL.index(kinds[k]) if kinds[k] in SOCIAL else 0) for group in groups]
 
 
-def _cost(through: str, to: str) -> float:
-    """How odd a door is that leads to one kind of room only through another."""
-    if through in CENTRAL:
+def _door_cost(through: str, to: str) -> float:
+    """Cost of reaching one kind of room through another; high costs are unusual."""
+    if through in CIRCULATION:
         return 1.0
-    if through in WORLDLY:
+    if through in SOCIAL:
         return {"bath": 4.0, "bedroom": 3.0}.get(to, 1.5)
     if through == "bedroom":
         return {"bath": 2.5, "storage": 3.0, "study": 5.0}.get(to, 12.0)
@@ -255,14 +255,14 @@ def _cost(through: str, to: str) -> float:
 
 
 def _doors(rng: np.random.Generator, kinds: list[list[str]], runs: list[_Run]) -> list[Opening] | None:
-    """Doors that reach every room on the least odd way, and some more; None when a way would be too odd."""
+    """Doors that reach every room at minimum cost, and some more; None if a cost is too high."""
     inner = [run for run in runs if min(run.rooms) >= 0 and run.high - run.low >= 1200]
     best = [0.0] + [np.inf] * (len(kinds) - 1)
     way: list[_Run | None] = [None] * len(kinds)
     for _ in kinds:
         for run in inner:
             for a, b in (run.rooms, run.rooms[::-1]):
-                cost = best[a] + min(_cost(through, to) for through in kinds[a] for to in kinds[b])
+                cost = best[a] + min(_door_cost(through, to) for through in kinds[a] for to in kinds[b])
                 if cost < best[b] - 1e-9:
                     best[b], way[b] = cost, run
     if max(best) > 8.0:
@@ -273,7 +273,7 @@ def _doors(rng: np.random.Generator, kinds: list[list[str]], runs: list[_Run]) -
         if run.rooms in pairs or run.rooms[::-1] in pairs:
             continue
         a, b = kinds[run.rooms[0]][0], kinds[run.rooms[1]][0]
-        likely = 0.4 if a in (*WORLDLY, *CENTRAL) and b in (*WORLDLY, *CENTRAL) else 0.0
+        likely = 0.4 if a in (*SOCIAL, *CIRCULATION) and b in (*SOCIAL, *CIRCULATION) else 0.0
         if {a, b} == {"bedroom", "bath"}:
             likely = 0.15
         if rng.random() < likely:
@@ -286,7 +286,7 @@ def _doors(rng: np.random.Generator, kinds: list[list[str]], runs: list[_Run]) -
 
 
 def _opening(rng: np.random.Generator, run: _Run, kind: str, width: int, bottom: int, top: int) -> Opening:
-    """A hole somewhere in the run; doors stay near a corner of the room more often than not."""
+    """An opening at a random place of the run; doors are more often near a corner of the room."""
     margin = _HALF + 100
     width = min(width, run.high - run.low - 2 * margin)
     room = run.high - run.low - 2 * margin - width
@@ -301,8 +301,8 @@ def _opening(rng: np.random.Generator, run: _Run, kind: str, width: int, bottom:
 
 def _entrance(rng: np.random.Generator, kinds: list[list[str]], runs: list[_Run]) -> Opening | None:
     outer = [run for run in runs if min(run.rooms) == _OUTSIDE and run.high - run.low >= 1300]
-    worldly = [number for number, group in enumerate(kinds) if any(kind in WORLDLY for kind in group)]
-    for wanted in ([0], worldly):
+    social = [number for number, group in enumerate(kinds) if any(kind in SOCIAL for kind in group)]
+    for wanted in ([0], social):
         fit = [run for run in outer if max(run.rooms) in wanted]
         if fit:
             return _opening(rng, fit[int(rng.integers(len(fit)))], "entrance", 950, 0, 2100)
@@ -332,8 +332,8 @@ def _windows(rng: np.random.Generator, kinds: list[list[str]], run: _Run, entran
     return windows
 
 
-def _some(rng: np.random.Generator, windows: list[Opening], most: int) -> list[Opening]:
-    """The windows, but no more than so many in any room."""
+def _limit_per_room(rng: np.random.Generator, windows: list[Opening], most: int) -> list[Opening]:
+    """A random choice of windows with at most `most` per room."""
     kept: list[Opening] = []
     for k in rng.permutation(len(windows)):
         if sum(max(window.rooms) == max(windows[k].rooms) for window in kept) < most:
@@ -341,8 +341,8 @@ def _some(rng: np.random.Generator, windows: list[Opening], most: int) -> list[O
     return kept
 
 
-def _fine(cells: np.ndarray, xs: np.ndarray, ys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The plan with thick walls on a grid of uneven lines: the room of each cell, or wall, or outside."""
+def _thick_grid(cells: np.ndarray, xs: np.ndarray, ys: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The plan with wall thickness on an uneven grid: lines in x and y, and the room of each cell, wall or outside."""
     lines = [np.unique((axis[:, None] + np.array([-_OUTER, -_HALF, _HALF, _OUTER])).ravel()) for axis in (xs, ys)]
     middles = [(line[:-1] + line[1:]) / 2 for line in lines]
 
@@ -366,15 +366,15 @@ def _walls(fine: np.ndarray, xs: np.ndarray, ys: np.ndarray) -> list[Wall]:
             before, after = padded[k], padded[k + 1]
             for sign, behind, front in ((1, before, after), (-1, after, before)):
                 keys = np.where((behind == _WALL) & (front != _WALL), front, _WALL).tolist()
-                for start, end in _stretches(keys):
+                for start, end in _equal_ranges(keys):
                     if keys[start] != _WALL:
                         low, high = along[start] / 1000, along[end] / 1000
                         walls.append(Wall(keys[start], axis, sign, float(at) / 1000, float(low), float(high)))
     return walls
 
 
-def _between(cells: np.ndarray, xs: np.ndarray, ys: np.ndarray, rect) -> tuple[int, int, int, int]:
-    """A room's rectangle less half a wall on each side that has one."""
+def _inner_rect(cells: np.ndarray, xs: np.ndarray, ys: np.ndarray, rect) -> tuple[int, int, int, int]:
+    """A room's rectangle minus half a wall on each side with a wall."""
     x0, y0, x1, y1 = rect
     i0, i1 = np.searchsorted(xs, (x0, x1)) + 1
     j0, j1 = np.searchsorted(ys, (y0, y1)) + 1
@@ -385,16 +385,16 @@ def _between(cells: np.ndarray, xs: np.ndarray, ys: np.ndarray, rect) -> tuple[i
 
 
 def _rectangles(mask: np.ndarray, xs: np.ndarray, ys: np.ndarray) -> list[tuple[int, int, int, int]]:
-    """The true cells as few rectangles that do not overlap."""
-    left = mask.copy()
+    """The true cells as a few disjoint rectangles."""
+    remaining = mask.copy()
     rects = []
     for i, j in zip(*np.nonzero(mask), strict=True):
-        if not left[i, j]:
+        if not remaining[i, j]:
             continue
-        row = left[i, j:]
+        row = remaining[i, j:]
         height = len(row) if row.all() else int(np.argmin(row))
-        column = left[i:, j : j + height].all(1)
+        column = np.asarray(remaining[i:, j : j + height].all(1))
         width = len(column) if column.all() else int(np.argmin(column))
-        left[i : i + width, j : j + height] = False
+        remaining[i : i + width, j : j + height] = False
         rects.append((xs[i], ys[j], xs[i + width], ys[j + height]))
     return rects

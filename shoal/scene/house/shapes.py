@@ -1,4 +1,4 @@
-"""Building blocks of furniture: small meshes with texture coordinates in meters, put together in NumPy batches."""
+"""Building blocks of furniture: small meshes with texture coordinates in meters, combined with NumPy."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,36 +9,36 @@ import numpy as np
 from shoal.scene.house.textures import Look
 
 Color = tuple[float, float, float]
-"""Red, green, blue; 0 to 1, as they are shown (sRGB)."""
+"""Red, green, blue; 0 to 1, sRGB."""
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """Triangles with what they look like; the pieces of a house are made of these."""
+    """A part of a house: triangles with texture coordinates, surface types and tints."""
 
     vertices: np.ndarray
     """float32 [V, 3], meters."""
     triangles: np.ndarray
     """int32 [T, 3]."""
     uv: np.ndarray
-    """float32 [T, 3, 2], meters along the surface (fractions of the picture for looks that are pictures)."""
+    """float32 [T, 3, 2], meters along the surface (fractions of the image for looks without a scale in `SIZE`)."""
     look: np.ndarray
     """int32 [T], the surface's `Look`."""
     tint: np.ndarray
-    """float32 [T, 3], color that the texture is multiplied with."""
+    """float32 [T, 3], color that multiplies the texture."""
 
     @property
     def bounds(self) -> np.ndarray:
-        """float32 [2, 3]: the least and the greatest corner of the box around it."""
+        """float32 [2, 3], meters: minimum and maximum corner of the bounding box."""
         return np.stack([self.vertices.min(0), self.vertices.max(0)])
 
     def moved(self, offset: Sequence[float], yaw: float = 0.0) -> "Mesh":
-        """The mesh turned about the z axis by `yaw` radians and then shifted by `offset` meters."""
-        vertices = self.vertices if yaw == 0.0 else self.vertices @ _turn(yaw).T
+        """The mesh rotated about the z axis by `yaw` radians, then translated by `offset` meters."""
+        vertices = self.vertices if yaw == 0.0 else self.vertices @ _rotation(yaw).T
         return Mesh(vertices + np.asarray(offset, np.float32), self.triangles, self.uv, self.look, self.tint)
 
     def turned(self, axis: int, angle: float) -> "Mesh":
-        """The mesh turned about the x (0) or y (1) or z (2) axis through the origin."""
+        """The mesh rotated about the x (0), y (1) or z (2) axis by `angle` radians."""
         cos, sin = np.cos(angle), np.sin(angle)
         a, b = (axis + 1) % 3, (axis + 2) % 3
         matrix = np.eye(3, dtype=np.float32)
@@ -47,12 +47,12 @@ class Mesh:
 
 
 def steps(fine: float, usual: float, least: int = 1) -> int:
-    """How many segments a curve gets: `usual` at fineness 1, never fewer than `least`."""
+    """Segments of a curve: `usual` at fineness 1, at least `least`."""
     return max(least, round(usual * fine))
 
 
 def join(parts: Iterable[Mesh]) -> Mesh:
-    """One mesh that holds all parts."""
+    """One mesh of all parts."""
     parts = list(parts)
     starts = np.cumsum([0] + [len(part.vertices) for part in parts[:-1]])
     return Mesh(
@@ -65,7 +65,7 @@ def join(parts: Iterable[Mesh]) -> Mesh:
 
 
 def copies(mesh: Mesh, offsets, scales=None, yaws=None, tints=None) -> Mesh:
-    """The mesh repeated [N]: scaled [N, 3] and turned about z [N], then shifted [N, 3]; `tints` [N, 3] recolors."""
+    """N copies of a mesh: scaled [N, 3], rotated about z [N], then translated [N, 3]; `tints` [N, 3] replace colors."""
     offsets = np.asarray(offsets, np.float32).reshape(-1, 3)
     count = len(offsets)
     vertices = np.broadcast_to(mesh.vertices, (count, *mesh.vertices.shape))
@@ -91,12 +91,12 @@ def copies(mesh: Mesh, offsets, scales=None, yaws=None, tints=None) -> Mesh:
 
 
 def build(vertices, triangles, look: Look, tint: Color, uv=None, grain: bool = True) -> Mesh:
-    """A mesh of one look; without `uv` it is wrapped from the side each triangle faces, grain along the long axis."""
+    """A mesh of one look; by default uv is a projection along each triangle's main axis, grain along the long side."""
     vertices = np.asarray(vertices, np.float32).reshape(-1, 3)
     triangles = np.asarray(triangles, np.int32).reshape(-1, 3)
     corners = vertices[triangles]
     if uv is None:
-        uv = _wrapped(vertices, corners, grain)
+        uv = _project_uv(vertices, corners, grain)
     count = len(triangles)
     return Mesh(
         vertices,
@@ -108,20 +108,20 @@ def build(vertices, triangles, look: Look, tint: Color, uv=None, grain: bool = T
 
 
 def box(size: Sequence[float], center: Sequence[float], look: Look, tint: Color, radius=0.0, fine=0.0) -> Mesh:
-    """A box whose edges are rounded by `radius` where the fineness allows; 12, 108, 300, ... triangles."""
+    """A box with edges rounded by `radius` if the fineness allows; 12, 108, 300, ... triangles."""
     half = np.asarray(size, np.float32) / 2
     level = steps(fine, 1.5, 0) if radius > 0 else 0
     if level == 0:
         vertices = _CORNERS * half + np.asarray(center, np.float32)
         return build(vertices, _BOX, look, tint)
     radius = min(radius, float(half.min()) * 0.999)
-    signs, directions, triangles = _rounded(min(level, 6))
+    signs, directions, triangles = _rounded_box(min(level, 6))
     vertices = signs * (half - radius) + directions * radius + np.asarray(center, np.float32)
     return build(vertices, triangles, look, tint)
 
 
 def lathe(profile, sides: int, look: Look, tint: Color, center: Sequence[float] = (0, 0, 0)) -> Mesh:
-    """A turned shape: `profile` is [N, 2] of radius and height, bottom to top; start or end at radius 0 to close it."""
+    """A surface of revolution: `profile` [N, 2] is radius and height, bottom to top; a radius of 0 closes an end."""
     profile = np.asarray(profile, np.float32)
     angle = np.arange(sides) * (2 * np.pi / sides)
     ring = np.stack([np.cos(angle), np.sin(angle)], -1)
@@ -133,19 +133,19 @@ def lathe(profile, sides: int, look: Look, tint: Color, center: Sequence[float] 
         -1,
     )
     triangles = _lattice(len(profile), sides, closed=True)
-    # A ring of radius 0 is a point: half of the triangles that touch it have no area.
+    # A ring of radius 0 is a point: drop the degenerate half of the triangles that touch it.
     point = np.repeat(profile[:, 0] < 1e-6, sides)
     triangles = triangles[point[triangles].sum(1) < 2]
     return build(points.reshape(-1, 3) + np.asarray(center, np.float32), triangles, look, tint)
 
 
 def rod(radius: float, height: float, sides: int, look: Look, tint: Color, center: Sequence[float] = (0, 0, 0)) -> Mesh:
-    """An upright cylinder that stands on `center`, closed at both ends."""
+    """An upright cylinder with its lower end at `center`, closed at both ends."""
     return lathe([(0, 0), (radius, 0), (radius, height), (0, height)], max(3, sides), look, tint, center)
 
 
 def turned_leg(radius: float, height: float, fine: float, look: Look, tint: Color, style: int = 0) -> Mesh:
-    """A table or chair leg from a lathe: a plain taper, a baluster or a beaded shape; square and plain when coarse."""
+    """A turned table or chair leg: a taper, a baluster or a beaded shape; a square taper at low fineness."""
     count, sides = steps(fine, 18, 2), steps(fine, 12, 4)
     t = np.linspace(0, 1, count)
     taper = 0.62 + 0.38 * t
@@ -160,12 +160,12 @@ def turned_leg(radius: float, height: float, fine: float, look: Look, tint: Colo
 
 
 def tube(path, radius, sides: int, look: Look, tint: Color) -> Mesh:
-    """A bent pipe along `path` [N, 3]; `radius` is one number or [N]. The ends are open."""
+    """A bent pipe along `path` [N, 3] with a scalar `radius` or one per point [N]; the ends are open."""
     path = np.asarray(path, np.float32)
     along = np.gradient(path, axis=0)
     along /= np.linalg.norm(along, axis=1, keepdims=True) + 1e-9
     helper = np.where(np.abs(along[:, 2:3]) < 0.9, [[0.0, 0.0, 1.0]], [[1.0, 0.0, 0.0]])
-    # One helper for the whole pipe, or it would twist where the direction passes the threshold.
+    # One helper for the whole pipe: it would twist where the direction passes the threshold.
     helper = np.broadcast_to(helper[len(path) // 2], path.shape)
     side = np.cross(along, helper)
     side /= np.linalg.norm(side, axis=1, keepdims=True) + 1e-9
@@ -178,7 +178,7 @@ def tube(path, radius, sides: int, look: Look, tint: Color) -> Mesh:
 
 
 def sheet(points, look: Look, tint: Color, uv=None) -> Mesh:
-    """A surface through a grid of points [M, N, 3]; `uv` is [M, N, 2], else it is wrapped."""
+    """A surface through a grid of points [M, N, 3]; `uv` is [M, N, 2], by default projected as in `build`."""
     points = np.asarray(points, np.float32)
     triangles = _lattice(points.shape[0], points.shape[1], closed=False)
     if uv is not None:
@@ -187,14 +187,14 @@ def sheet(points, look: Look, tint: Color, uv=None) -> Mesh:
 
 
 def panel(corners, look: Look, tint: Color, uv=None) -> Mesh:
-    """A flat four-sided face; `uv` is [4, 2] and defaults to the whole picture, from the lower left round."""
+    """A flat quad; `uv` [4, 2] defaults to the whole texture, counterclockwise from the lower left."""
     uv = np.asarray([(0, 0), (1, 0), (1, 1), (0, 1)] if uv is None else uv, np.float32)
     triangles = np.array([(0, 1, 2), (0, 2, 3)])
     return build(corners, triangles, look, tint, uv[triangles])
 
 
 def cushion(size: Sequence[float], center: Sequence[float], fine: float, look: Look, tint: Color, plump=0.45) -> Mesh:
-    """A pillow: flat and square for `plump` near 0, an ellipsoid at 1."""
+    """A pillow: box-like for `plump` near 0, an ellipsoid at 1."""
     if steps(fine, 2, 0) == 0:
         return box(size, center, look, tint)
     rows, columns = steps(fine, 9, 3), 4 * steps(fine, 5, 2)
@@ -216,8 +216,8 @@ def cushion(size: Sequence[float], center: Sequence[float], fine: float, look: L
     return build(points.reshape(-1, 3) + np.asarray(center, np.float32), triangles, look, tint, grain=False)
 
 
-def moulding(profile, start: Sequence[float], end: Sequence[float], look: Look, tint: Color) -> Mesh:
-    """A strip with the `profile` [N, 2] (away from the wall, up) from `start` to `end`, left of that way."""
+def molding(profile, start: Sequence[float], end: Sequence[float], look: Look, tint: Color) -> Mesh:
+    """A strip from `start` to `end` with the `profile` [N, 2] (to the left of that direction, up), in meters."""
     profile = np.asarray(profile, np.float32)
     first, last = np.asarray(start, np.float32), np.asarray(end, np.float32)
     along = (last - first) / np.linalg.norm(last - first)
@@ -227,7 +227,7 @@ def moulding(profile, start: Sequence[float], end: Sequence[float], look: Look, 
 
 
 def normals(corners: np.ndarray) -> np.ndarray:
-    """float32 [T, 3]: across each triangle, twice its area long. np.cross takes four times as long."""
+    """float32 [T, 3]: normals with length twice the area; np.cross would take four times as long."""
     a, b = corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]
     return np.stack([a[:, k - 2] * b[:, k - 1] - a[:, k - 1] * b[:, k - 2] for k in range(3)], -1)
 
@@ -243,8 +243,8 @@ _BOX = np.array(
 
 
 @lru_cache
-def _rounded(level: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of a box with rounded edges: which corner each vertex belongs to, its direction from there, the triangles."""
+def _rounded_box(level: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A box with rounded edges: each vertex's corner (signs), its direction from the corner, and the triangles."""
     t = np.concatenate([np.linspace(-1, 0, level + 1), np.linspace(0, 1, level + 1)])
     sign = np.repeat([-1.0, 1.0], level + 1)
     slope = np.tan(np.pi / 4 * t)
@@ -267,7 +267,7 @@ def _rounded(level: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 @lru_cache(maxsize=512)
 def _lattice(rows: int, columns: int, closed: bool) -> np.ndarray:
-    """The triangles int32 [T, 3] of a grid of points; `closed` joins the last column to the first."""
+    """int32 [T, 3]: triangles of a grid of points; `closed` joins the last column to the first."""
     row, column = np.meshgrid(np.arange(rows - 1), np.arange(columns if closed else columns - 1), indexing="ij")
     after = (column + 1) % columns
     a, b = row * columns + column, row * columns + after
@@ -275,7 +275,7 @@ def _lattice(rows: int, columns: int, closed: bool) -> np.ndarray:
     return np.stack([a, b, d, a, d, c], -1).reshape(-1, 3).astype(np.int32)
 
 
-def _wrapped(vertices: np.ndarray, corners: np.ndarray, grain: bool) -> np.ndarray:
+def _project_uv(vertices: np.ndarray, corners: np.ndarray, grain: bool) -> np.ndarray:
     axis = np.abs(normals(corners)).argmax(1)
     first = np.where(axis == 0, 1, 0)
     second = np.where(axis == 2, 1, 2)
@@ -290,6 +290,6 @@ def _power(value: np.ndarray, exponent: float) -> np.ndarray:
     return np.sign(value) * np.abs(value) ** exponent
 
 
-def _turn(yaw: float) -> np.ndarray:
+def _rotation(yaw: float) -> np.ndarray:
     cos, sin = np.cos(yaw), np.sin(yaw)
     return np.array([(cos, -sin, 0), (sin, cos, 0), (0, 0, 1)], np.float32)

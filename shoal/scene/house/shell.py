@@ -1,20 +1,20 @@
-"""The shell of a house: floors, ceilings, walls with holes, doors, windows, skirting boards and cornices."""
+"""The shell of a house: floors, ceilings, walls with openings, doors, windows, baseboards and cornices."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
 from shoal.scene.house.plan import HALF_WALL, OUTER_WALL, Opening, Plan, Wall
-from shoal.scene.house.shapes import Color, Mesh, box, build, join, lathe, moulding, panel, steps
+from shoal.scene.house.shapes import Color, Mesh, box, build, join, lathe, molding, panel, steps
 from shoal.scene.house.style import WHITE, WOODS
 from shoal.scene.house.textures import Look
 
 ROOF = 0.25
 """Meters from the ceiling to the top of the house."""
 LINING = 0.02
-"""Thickness of a door frame's boards, meters: the clear width is the hole less two of these."""
+"""Thickness of a door frame's boards, meters; the clear width is the opening minus twice this."""
 HORIZON = 0.36
-"""Where eye height is in the picture of the view, as a fraction from its bottom."""
+"""Eye height in the texture of the view, as a fraction from its bottom."""
 
 _WALLS: tuple[Color, ...] = (
     (0.96, 0.94, 0.9), (0.93, 0.9, 0.82), (0.86, 0.9, 0.87), (0.84, 0.88, 0.93), (0.95, 0.87, 0.82), (0.9, 0.9, 0.9),
@@ -26,7 +26,7 @@ _CARPETS: tuple[Color, ...] = ((0.75, 0.7, 0.62), (0.55, 0.6, 0.66), (0.66, 0.56
 
 @dataclass(frozen=True)
 class Finish:
-    """What the surfaces of one room are made of."""
+    """Surface types and colors of one room."""
 
     floor: Look
     floor_tint: Color
@@ -36,10 +36,10 @@ class Finish:
 
 
 def finishes(plan: Plan, rng: np.random.Generator) -> list[Finish]:
-    """A finish for each room: one wooden floor through the house, tiles where it gets wet, a wall color per room."""
+    """A finish for each room: one wooden floor for the house, tiles in wet rooms, a wall color per room."""
     boards = Look.PLANKS if rng.random() < 0.6 else Look.PARQUET
     wood = WOODS[int(rng.integers(6))]  # No floors of white or black wood.
-    made = []
+    result = []
     for room in plan.rooms:
         draw, color, stone, soft = rng.random(3), *(int(rng.integers(n)) for n in (len(_WALLS), 4, 4))
         floor, floor_tint, wall = boards, wood, Look.PLASTER
@@ -56,12 +56,12 @@ def finishes(plan: Plan, rng: np.random.Generator) -> list[Finish]:
         elif room.kind in ("living", "kitchen", "dining") and draw[2] > 0.92:
             wall, color = Look.BRICK, 0
         tint = (0.78, 0.5, 0.4) if wall == Look.BRICK else _WALLS[color]
-        made.append(Finish(floor, floor_tint, wall, tint, room.kind in ("living", "bedroom", "dining", "hall")))
-    return made
+        result.append(Finish(floor, floor_tint, wall, tint, room.kind in ("living", "bedroom", "dining", "hall")))
+    return result
 
 
 def shell(plan: Plan, rng: np.random.Generator, fine: float) -> list[tuple[str, Mesh]]:
-    """The parts of the house that do not move, each with its label."""
+    """The building without furniture, as labeled parts."""
     rooms = finishes(plan, rng)
     facade = Finish(Look.PLASTER, WHITE, Look.BRICK, (0.8, 0.5, 0.4), False)
     trim: Color = WHITE if rng.random() < 0.7 else WOODS[int(rng.integers(5))]
@@ -72,13 +72,13 @@ def shell(plan: Plan, rng: np.random.Generator, fine: float) -> list[tuple[str, 
         parts.append(("ceiling", join([_level(rect, plan.height, Look.PLASTER, WHITE) for rect in rects])))
         walls = [wall for wall in plan.walls if wall.room == number]
         faces = [_face(plan, wall, 0.0, plan.height, finish) for wall in walls]
-        faces += [strip for wall in walls for strip in _skirting(plan, wall, trim, fine, finish)]
+        faces += [strip for wall in walls for strip in _baseboards(plan, wall, trim, fine, finish)]
         if finish.wall == Look.WALL_TILES and fine > 0.5:
             faces += [_tiling(plan, wall, finish.wall_tint) for wall in walls]
         parts.append(("wall", join(faces)))
     outer = [_face(plan, wall, -0.05, plan.height + ROOF, facade) for wall in plan.walls if wall.room < 0]
     parts.append(("wall", join(outer + [_level(rect, plan.height + ROOF, Look.PLASTER, WHITE) for rect in plan.cover])))
-    # Under the outer walls too, for the entrance reaches through them.
+    # Extends under the outer walls, where the entrance passes through them.
     parts.append(("floor", join([_level(rect, -0.01, Look.PLAIN, (0.6, 0.58, 0.55)) for rect in plan.cover])))
     for opening in plan.openings:
         if opening.kind == "window":
@@ -95,7 +95,7 @@ def _level(rect, z: float, look: Look, tint: Color) -> Mesh:
 
 
 def holes_in(plan: Plan, wall: Wall) -> list[Opening]:
-    """The openings that pierce this face."""
+    """The openings in this wall face."""
     reach = HALF_WALL if wall.room >= 0 else OUTER_WALL
     return [
         o
@@ -124,7 +124,7 @@ def _face(plan: Plan, wall: Wall, bottom: float, top: float, finish: Finish) -> 
     triangles = np.stack([a, b, c, a, c, d], -1).reshape(-1, 3)
     flat = np.stack([u.ravel(), z.ravel()], -1)
     return build(
-        _upright(wall.axis, wall.at, u.ravel(), 0.0, z.ravel()),
+        _wall_points(wall.axis, wall.at, u.ravel(), 0.0, z.ravel()),
         triangles,
         finish.wall,
         finish.wall_tint,
@@ -132,20 +132,20 @@ def _face(plan: Plan, wall: Wall, bottom: float, top: float, finish: Finish) -> 
     )
 
 
-def _upright(axis: int, at: float, along, across, up) -> np.ndarray:
-    """Points of a wall: `along` it, `across` it from `at`, and `up`."""
+def _wall_points(axis: int, at: float, along, across, up) -> np.ndarray:
+    """Points [..., 3] of a wall from coordinates `along` it, `across` it relative to `at`, and `up`, in meters."""
     along, across, up = np.broadcast_arrays(along, np.asarray(at) + across, up)
     return np.stack([across, along, up] if axis == 0 else [along, across, up], -1)
 
 
-def _set_in(mesh: Mesh, axis: int, at: float) -> Mesh:
-    """A mesh made along x, with y across, put into a wall."""
-    vertices = _upright(axis, at, mesh.vertices[:, 0], mesh.vertices[:, 1], mesh.vertices[:, 2]).astype(np.float32)
+def _into_wall(mesh: Mesh, axis: int, at: float) -> Mesh:
+    """Place a mesh that is modeled along x, with y across, into a wall."""
+    vertices = _wall_points(axis, at, mesh.vertices[:, 0], mesh.vertices[:, 1], mesh.vertices[:, 2]).astype(np.float32)
     return Mesh(vertices, mesh.triangles, mesh.uv, mesh.look, mesh.tint)
 
 
-def _stretches(plan: Plan, wall: Wall, margin: float, least: float = 0.05) -> list[tuple[float, float]]:
-    """The parts of a face's foot that no door interrupts."""
+def _free_ranges(plan: Plan, wall: Wall, margin: float, least: float = 0.05) -> list[tuple[float, float]]:
+    """Ranges along the lower edge of a face that are free of doors."""
     spans, start = [], wall.low
     for o in sorted((o for o in holes_in(plan, wall) if o.bottom < 0.1), key=lambda o: o.low):
         spans.append((start, o.low - margin))
@@ -154,31 +154,32 @@ def _stretches(plan: Plan, wall: Wall, margin: float, least: float = 0.05) -> li
     return [(a, b) for a, b in spans if b - a > least]
 
 
-def _ends(wall: Wall, low: float, high: float, z: float) -> tuple:
-    """Start and end of a strip along the face such that its left side is the room."""
+def _strip_ends(wall: Wall, low: float, high: float, z: float) -> tuple[list[float], list[float]]:
+    """Start and end of a strip along the face, with the room on its left."""
     if (wall.sign > 0) == (wall.axis == 0):
         low, high = high, low
-    return tuple(tuple(_upright(wall.axis, wall.at, u, 0.0, z).tolist()) for u in (low, high))
+    start, end = (_wall_points(wall.axis, wall.at, u, 0.0, z).tolist() for u in (low, high))
+    return start, end
 
 
-def _skirting(plan: Plan, wall: Wall, trim: Color, fine: float, finish: Finish) -> list[Mesh]:
+def _baseboards(plan: Plan, wall: Wall, trim: Color, fine: float, finish: Finish) -> list[Mesh]:
     strips = []
     if finish.wall != Look.WALL_TILES:
         t = np.linspace(0, np.pi / 2, steps(fine, 5, 2))
         profile = np.stack([0.014 * np.sin(t), 0.075 + 0.02 * np.cos(t)], -1)
         profile = np.concatenate([[(0.0, 0.095)], profile if fine > 0.1 else profile[-1:], [(0.014, 0.0)]])
-        for low, high in _stretches(plan, wall, 0.07):
-            strips.append(moulding(profile, *_ends(wall, low, high, 0.0), Look.PLAIN, trim))
+        for low, high in _free_ranges(plan, wall, 0.07):
+            strips.append(molding(profile, *_strip_ends(wall, low, high, 0.0), Look.PLAIN, trim))
     if finish.cornice and fine > 0.3:
         t = np.linspace(0, np.pi / 2, steps(fine, 6, 2))
         profile = np.stack([0.07 * (1 - np.cos(t)) + 0.004, -0.08 + 0.07 * np.sin(t)], -1)
         profile = np.concatenate([[(0.0, -0.085)], profile, [(0.08, -0.002)]])
-        strips.append(moulding(profile, *_ends(wall, wall.low, wall.high, plan.height), Look.PLAIN, WHITE))
+        strips.append(molding(profile, *_strip_ends(wall, wall.low, wall.high, plan.height), Look.PLAIN, WHITE))
     return strips
 
 
 def _tiling(plan: Plan, wall: Wall, tint: Color) -> Mesh:
-    """Glazed tiles in relief up to door height."""
+    """Tiles as geometry, up to door height."""
     size, rise, gap = 0.15, 0.004, 0.004
     u, z = np.meshgrid(np.arange(wall.low, wall.high - 0.6 * size, size), np.arange(14) * size, indexing="ij")
     u, z = u.ravel(), z.ravel()
@@ -199,11 +200,12 @@ def _tiling(plan: Plan, wall: Wall, tint: Color) -> Mesh:
     inner_z = corner_z + np.where(outer[:, 1], -0.006, 0.006)
     all_u, all_z = np.concatenate([corner_u, inner_u], 1), np.concatenate([corner_z, inner_z], 1)
     across = np.broadcast_to(wall.sign * np.repeat([0.001, rise], 4), all_u.shape)
-    points = _upright(wall.axis, wall.at, all_u.ravel(), across.ravel(), all_z.ravel())
+    points = _wall_points(wall.axis, wall.at, all_u.ravel(), across.ravel(), all_z.ravel())
     sides = [(k, (k + 1) % 4, 4 + (k + 1) % 4, k, 4 + (k + 1) % 4, 4 + k) for k in range(4)]
     one = np.array([(4, 5, 6), (4, 6, 7), *np.array(sides).reshape(-1, 3)])
     triangles = (one[None] + 8 * np.arange(len(u))[:, None, None]).reshape(-1, 3)
-    return build(points, triangles, Look.PLAIN, tuple(0.95 * c for c in tint))
+    red, green, blue = (0.95 * c for c in tint)
+    return build(points, triangles, Look.PLAIN, (red, green, blue))
 
 
 def _doorway(o: Opening, trim: Color, fine: float) -> Mesh:
@@ -223,11 +225,11 @@ def _doorway(o: Opening, trim: Color, fine: float) -> Mesh:
     if o.kind == "entrance":
         leaf = door_leaf((wide - 2 * LINING, 0.05, o.top - LINING), (0.42, 0.27, 0.2), fine)
         parts.append(leaf.moved((o.low + LINING, middle, 0.0)))
-    return _set_in(join(parts), o.axis, o.at)
+    return _into_wall(join(parts), o.axis, o.at)
 
 
 def door_leaf(size, tint: Color, fine: float) -> Mesh:
-    """A panelled door, hinged at the origin, along +x, with a handle on both sides."""
+    """A paneled door, hinged at the origin, along +x, with a handle on both sides."""
     w, d, h = size
     parts = [box((w, d, h - 0.01), (w / 2, 0, h / 2 + 0.005), Look.WOOD, tint)]
     handle = np.array(
@@ -246,7 +248,7 @@ def door_leaf(size, tint: Color, fine: float) -> Mesh:
 
 
 def _window(o: Opening, trim: Color, fine: float) -> Mesh:
-    """Reveal, frame, bars, sill and a pane that shows the view."""
+    """Reveal, frame, bars, sill and a pane with the texture of the view."""
     out = 1 if o.rooms[1] < 0 else -1
     inner, outer, glass = -out * HALF_WALL, out * OUTER_WALL, out * 0.08
     wide, high = o.high - o.low, o.top - o.bottom
@@ -274,4 +276,4 @@ def _window(o: Opening, trim: Color, fine: float) -> Mesh:
     sill = abs(glass - inner) + 0.07
     place = (center, (glass + inner) / 2 - out * 0.035, o.bottom - 0.005)
     parts.append(box((wide + 0.12, sill, 0.03), place, Look.MARBLE, WHITE, 0.01, fine))
-    return _set_in(join(parts), o.axis, o.at)
+    return _into_wall(join(parts), o.axis, o.at)

@@ -1,6 +1,6 @@
-"""Procedural pictures for houses: floors, walls, cloth, leaves, paintings and the view from the window.
+"""Procedural textures for houses: floors, walls, fabric, leaves, paintings and the view from the window.
 
-A texture is gray to pale; the color comes from the tint of each triangle, so that one texture serves many objects.
+Textures are gray or pale; the color is the tint of each triangle, so one texture serves many objects.
 """
 
 from collections.abc import Collection
@@ -13,7 +13,7 @@ from shoal.scene.scene import Material
 
 
 class Look(IntEnum):
-    """What a surface is made of: the number of its material in every house."""
+    """Surface type; its value is the index of the material in every house."""
 
     PLAIN = 0
     WOOD = 1
@@ -52,11 +52,11 @@ SIZE = {
     Look.MARBLE: 1.0,
     Look.CHECKS: 0.4,
 }
-"""Meters that one repeat of a texture covers; a look without an entry is a picture and has no scale."""
+"""Meters per repeat of a texture; looks without an entry are single images without a scale."""
 
 
 def house_materials(seed: int, used: Collection[int]) -> tuple[tuple[Material, ...], tuple[np.ndarray, ...]]:
-    """The materials of a house, in the order of `Look`, and textures (uint8 [size, size, 4]) for those in use."""
+    """The materials of a house, in the order of `Look`, and the textures, uint8 [size, size, 4], of those in `used`."""
     painters = {
         Look.WOOD: _wood,
         Look.PLANKS: _planks,
@@ -84,7 +84,7 @@ def house_materials(seed: int, used: Collection[int]) -> tuple[tuple[Material, .
         if look not in painters or look not in used:
             materials.append(Material(name))
             continue
-        # Each has its own stream: which others are painted does not matter. Those below 64 draw plans and shells.
+        # One random stream per look, so a texture does not depend on `used`. Streams below 64 are for plans and shells.
         rng = np.random.Generator(np.random.Philox(key=np.array([seed, 64 + look], np.uint64)))
         picture = painters[look](rng)
         pixels = np.full((*picture.shape[:2], 4), 255, np.uint8)
@@ -95,7 +95,7 @@ def house_materials(seed: int, used: Collection[int]) -> tuple[tuple[Material, .
 
 
 def noise(rng: np.random.Generator, size: int, roughness: float = 1.5, stretch: tuple[float, float] = (1, 1)):
-    """Tileable clouds [size, size], mean 0, deviation 1; `stretch` draws them out along rows and columns."""
+    """Tileable noise, float32 [size, size], mean 0, std 1; `stretch` elongates it along rows and columns."""
     weight = _spectrum(size, roughness, stretch)
     cloud = np.fft.irfft2(weight * np.exp(2j * np.pi * rng.random(weight.shape)), s=(size, size))
     return (cloud / (cloud.std() + 1e-9)).astype(np.float32)
@@ -110,18 +110,18 @@ def _spectrum(size: int, roughness: float, stretch: tuple[float, float]) -> np.n
     return weight
 
 
-def _tinted(value: np.ndarray, color=(1.0, 1.0, 1.0)) -> np.ndarray:
+def _colored(value: np.ndarray, color=(1.0, 1.0, 1.0)) -> np.ndarray:
     return value[..., None] * np.asarray(color, np.float32)
 
 
 def _grid(size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Row and column of each pixel as fractions, row 0 at the bottom edge so that v points up."""
+    """Fractional coordinates (v, u) of each pixel, float32 [size, size]; v points up."""
     place = ((np.arange(size) + 0.5) / size).astype(np.float32)
     return np.broadcast_to(place[::-1, None], (size, size)), np.broadcast_to(place[None], (size, size))
 
 
 def _joint(place: np.ndarray, count: float, width: float) -> np.ndarray:
-    """1 in the joints between `count` equal courses, 0 elsewhere; `width` is a fraction of one course."""
+    """1 in the joints between `count` equal tiles, 0 elsewhere; `width` is a fraction of a tile."""
     t = (place * count) % 1.0
     return ((t < width) | (t > 1 - width)).astype(float)
 
@@ -131,7 +131,7 @@ def _wood(rng):
     long = noise(rng, size, 1.6, (1.0, 9.0))
     v, _ = _grid(size)
     rings = np.sin(2 * np.pi * (5 * v + 0.35 * long))
-    return _tinted(0.88 + 0.03 * rings + 0.025 * noise(rng, size, 1.2, (1.0, 12.0)), (1.0, 0.985, 0.96))
+    return _colored(0.88 + 0.03 * rings + 0.025 * noise(rng, size, 1.2, (1.0, 12.0)), (1.0, 0.985, 0.96))
 
 
 def _planks(rng):
@@ -160,7 +160,7 @@ def _parquet(rng):
     lines = noise(rng, size, 1.4, (1.0, 8.0))
     grain = np.where(turned, lines.T, lines)
     gaps = np.maximum(_joint(across, cells * strips, 0.05), _joint(along, cells, 0.012))
-    return _tinted((shade + 0.04 * grain) * (1 - 0.4 * gaps), (1.0, 0.98, 0.95))
+    return _colored((shade + 0.04 * grain) * (1 - 0.4 * gaps), (1.0, 0.98, 0.95))
 
 
 def _tiles(rng):
@@ -169,24 +169,24 @@ def _tiles(rng):
     shade = 0.9 + 0.06 * (rng.random((cells, cells)) - 0.5)
     shade = shade[(v * cells).astype(int), (u * cells).astype(int)] + 0.02 * noise(rng, size, 1.6)
     gaps = np.maximum(_joint(v, cells, 0.02), _joint(u, cells, 0.02))
-    return _tinted(shade * (1 - 0.3 * gaps))
+    return _colored(shade * (1 - 0.3 * gaps))
 
 
 def _checks(rng):
     size = 128
     v, u = _grid(size)
     dark = ((v * 2).astype(int) + (u * 2).astype(int)) % 2
-    return _tinted(0.95 - 0.42 * dark + 0.015 * noise(rng, size, 1.4))
+    return _colored(0.95 - 0.42 * dark + 0.015 * noise(rng, size, 1.4))
 
 
 def _carpet(rng):
     size = 128
-    return _tinted(0.85 + 0.05 * noise(rng, size, 0.2) + 0.025 * noise(rng, size, 1.6))
+    return _colored(0.85 + 0.05 * noise(rng, size, 0.2) + 0.025 * noise(rng, size, 1.6))
 
 
 def _plaster(rng):
     size = 128
-    return _tinted(0.955 + 0.009 * noise(rng, size, 1.7) + 0.006 * noise(rng, size, 0.3))
+    return _colored(0.955 + 0.009 * noise(rng, size, 1.7) + 0.006 * noise(rng, size, 0.3))
 
 
 def _stripes(rng):
@@ -194,7 +194,7 @@ def _stripes(rng):
     _, u = _grid(size)
     count = int(rng.integers(3, 7))
     wave = (np.sin(2 * np.pi * count * u) > rng.uniform(-0.5, 0.5)).astype(float)
-    return _tinted(0.88 + 0.08 * wave + 0.006 * noise(rng, size, 0.3), (1.0, 0.99, 0.97))
+    return _colored(0.88 + 0.08 * wave + 0.006 * noise(rng, size, 0.3), (1.0, 0.99, 0.97))
 
 
 def _leafy(rng):
@@ -207,7 +207,7 @@ def _leafy(rng):
         a, b = du * np.cos(angle) + dv * np.sin(angle), dv * np.cos(angle) - du * np.sin(angle)
         inside = (a / 0.11) ** 2 + (b / (0.035 * np.clip(1.2 - np.abs(a) / 0.11, 0.05, 1))) ** 2 < 1
         value = np.where(inside, 0.82 + 0.06 * (np.abs(b) > 0.006), value)
-    return _tinted(value, (0.99, 1.0, 0.97))
+    return _colored(value, (0.99, 1.0, 0.97))
 
 
 def _wall_tiles(rng):
@@ -216,7 +216,7 @@ def _wall_tiles(rng):
     shade = 0.93 + 0.035 * (rng.random((cells, cells)) - 0.5)
     shade = shade[(v * cells).astype(int), (u * cells).astype(int)]
     gaps = np.maximum(_joint(v, cells, 0.03), _joint(u, cells, 0.03))
-    return _tinted(shade * (1 - 0.17 * gaps))
+    return _colored(shade * (1 - 0.17 * gaps))
 
 
 def _brick(rng):
@@ -234,13 +234,13 @@ def _fabric(rng):
     size = 128
     v, u = _grid(size)
     weave = np.sin(2 * np.pi * 24 * u) * np.sin(2 * np.pi * 24 * v)
-    return _tinted(0.92 + 0.045 * weave + 0.012 * noise(rng, size, 0.5))
+    return _colored(0.92 + 0.045 * weave + 0.012 * noise(rng, size, 0.5))
 
 
 def _marble(rng):
     size = 128
     veins = np.abs(np.sin(2 * np.pi * (0.4 * noise(rng, size, 1.9))))
-    return _tinted(0.9 - 0.14 * (1 - veins) ** 5 + 0.015 * noise(rng, size, 1.2))
+    return _colored(0.9 - 0.14 * (1 - veins) ** 5 + 0.015 * noise(rng, size, 1.2))
 
 
 def _rug(rng):
@@ -256,7 +256,7 @@ def _rug(rng):
     else:
         value = 0.85 - 0.3 * ((v * 14).astype(int) % 3 == 0)
     value = np.where((edge > 0.8) & (edge < 0.87), 0.5, np.where(edge > 0.87, 0.92, value))
-    paper = _tinted(value + 0.035 * noise(rng, size, 0.2))
+    paper = _colored(value + 0.035 * noise(rng, size, 0.2))
     warm = np.where((edge < 0.8)[..., None], np.array([1.0, 0.95, 0.9]), np.array([0.93, 0.95, 1.0]))
     return paper * warm
 
@@ -269,7 +269,7 @@ def _leaf(rng):
     rib = (across < 0.025) | (np.abs((v * 7 - across * 5) % 1.0 - 0.5) < 0.07)
     value = 0.82 + 0.14 * rib + 0.03 * noise(rng, size, 1.2)
     alpha = (across < half).astype(float)
-    return np.concatenate([_tinted(value, (0.97, 1.0, 0.92)), alpha[..., None]], -1)
+    return np.concatenate([_colored(value, (0.97, 1.0, 0.92)), alpha[..., None]], -1)
 
 
 def _sky(size: int, rng) -> np.ndarray:
@@ -280,7 +280,7 @@ def _sky(size: int, rng) -> np.ndarray:
 
 
 def _ridge(rng, size: int, rough: float) -> np.ndarray:
-    """A line of hills [1, size], mean 0, deviation 1."""
+    """A line of hills, float64 [1, size], mean 0, std 1."""
     weight = _spectrum(size, rough, (1, 1))[0]
     line = np.fft.irfft(weight * np.exp(2j * np.pi * rng.random(len(weight))), n=size)
     return (line / (line.std() + 1e-9))[None]

@@ -1,4 +1,4 @@
-"""The workshop: processes that prepare scenes ahead of their use, and hand them over as files."""
+"""Prefetching of scenes: worker processes prepare them ahead of their use and hand them over as files."""
 
 import itertools
 import json
@@ -14,47 +14,47 @@ from shoal.core.children import python_command
 from shoal.core.errors import temporary_folder
 from shoal.core.temporary import MEMORY, TemporaryFolder
 from shoal.scene.cache import DamagedError, read_arrays
-from shoal.scene.pack import Packed
+from shoal.scene.pack import PackedScene
 from shoal.scene.sources import from_arrays
 
 ATTEMPTS = 2
-"""How often a scene is tried whose process dies."""
+"""Attempts per scene when its worker process dies."""
 
-ROOM = 2**30
-"""Bytes that scenes on their way may take: with less in memory, they go where more is free."""
+MIN_FREE_BYTES = 2**30
+"""Free bytes needed in memory for prepared scenes; with less, the folder with more free space is used."""
 
 
-class Workshop:
-    """Worker processes that prepare scenes ahead of their use, delivered in order whichever is ready first."""
+class ScenePrefetcher:
+    """Worker processes that prepare scenes ahead of their use and return them in the order of `sources`."""
 
     def __init__(self, sources: Iterator[str], up: str, scale: float, workers: int):
         self._sources, self._settings = sources, dict(up=up, scale=scale)
         self._lock = threading.Lock()
-        self._number = itertools.count()
-        self._done: dict[int, Packed | str] = {}
+        self._numbers = itertools.count()
+        self._outcomes: dict[int, PackedScene | str] = {}
         self._next = 0
         self._changed = threading.Condition(self._lock)
         self._closed = False
-        self._folder = TemporaryFolder("scenes", _places())
+        self._folder = TemporaryFolder("scenes", _folders_by_space())
         self._processes: list[subprocess.Popen] = []
-        self._ahead = workers + 1
-        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(workers)]
+        self._max_ahead = workers + 1
+        self._threads = [threading.Thread(target=self._run_worker, daemon=True) for _ in range(workers)]
         for thread in self._threads:
             thread.start()
 
-    def take(self, wait: bool = False) -> Packed | str | None:
-        """The next scene, or the reason why it could not be prepared; None if it is not ready."""
+    def get(self, wait: bool = False) -> PackedScene | str | None:
+        """The next scene, or an error message if it could not be prepared; None if it is not ready."""
         with self._changed:
-            while wait and self._next not in self._done and not self._closed:
+            while wait and self._next not in self._outcomes and not self._closed:
                 self._changed.wait(0.1)
-            outcome = self._done.pop(self._next, None)
+            outcome = self._outcomes.pop(self._next, None)
             if outcome is not None:
                 self._next += 1
                 self._changed.notify_all()
             return outcome
 
     def close(self) -> None:
-        """End the processes and remove their files."""
+        """Kill the worker processes and remove their files."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -66,8 +66,8 @@ class Workshop:
             thread.join()
         self._folder.close()
 
-    def _start(self) -> subprocess.Popen:
-        # A group of its own: Ctrl-C is for the program, which then ends its workers.
+    def _start_process(self) -> subprocess.Popen:
+        # A separate session: Ctrl-C reaches only the program, which then ends its workers.
         process = subprocess.Popen(
             python_command("shoal.scene.worker"),
             stdin=subprocess.PIPE,
@@ -78,45 +78,45 @@ class Workshop:
         )
         with self._lock:
             self._processes.append(process)
-            if self._closed:  # while it was being started
+            if self._closed:  # while the process started
                 process.kill()
         return process
 
-    def _work(self) -> None:
-        """One worker's life, in a thread that only waits for it."""
+    def _run_worker(self) -> None:
+        """Thread that feeds one worker process and waits for its answers."""
         process = None
         while True:
             with self._changed:
-                number, source = next(self._number), next(self._sources, None)  # together: scenes keep their order
-                while number >= self._next + self._ahead and not self._closed:
+                number, source = next(self._numbers), next(self._sources, None)  # under one lock, to keep their order
+                while number >= self._next + self._max_ahead and not self._closed:
                     self._changed.wait(0.5)
                 if self._closed:
                     return
             if source is None:
                 return
-            outcome: Packed | str = ""
+            outcome: PackedScene | str = ""
             for _ in range(ATTEMPTS):
                 try:
-                    process = process or self._start()
-                    outcome = self._ask(process, source, self._folder.path / f"{number}.safetensors")
-                except Exception as error:  # no more processes or files to be had: whoever waits must hear of it
+                    process = process or self._start_process()
+                    outcome = self._request(process, source, self._folder.path / f"{number}.safetensors")
+                except Exception as error:  # out of processes or files; `get` returns the message
                     outcome = f"{source} could not be prepared: {type(error).__name__}: {error}."
                     break
                 if process.poll() is None or self._closed:
                     break
-                # The process died: of this scene, or of something else. A new one will tell.
-                self._forget(process)
+                # The process died, perhaps not because of this scene: retry in a new process.
+                self._discard(process)
                 process = None
             with self._changed:
-                self._done[number] = outcome
+                self._outcomes[number] = outcome
                 self._changed.notify_all()
 
-    def _forget(self, process: subprocess.Popen) -> None:
+    def _discard(self, process: subprocess.Popen) -> None:
         with self._lock:
             if process in self._processes:
                 self._processes.remove(process)
 
-    def _ask(self, process: subprocess.Popen, source: str, path: Path) -> Packed | str:
+    def _request(self, process: subprocess.Popen, source: str, path: Path) -> PackedScene | str:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -138,37 +138,37 @@ class Workshop:
             path.unlink(missing_ok=True)
 
 
-class Errand:
-    """Prepares scenes that will be wanted later: then they are in the cache. What cannot be prepared is told then."""
+class ScenePreload:
+    """Prepares scenes into the cache in the background. Scenes that fail raise their error when they are loaded."""
 
     def __init__(self, sources: Sequence[str], up: str, scale: float, workers: int):
-        self._workshop = Workshop(iter(sources), up, scale, workers)
-        # At the end of the program too.
-        self.close = weakref.finalize(self, self._workshop.close)
-        """End it, done or not."""
+        self._prefetcher = ScenePrefetcher(iter(sources), up, scale, workers)
+        # Also runs at interpreter exit.
+        self.close = weakref.finalize(self, self._prefetcher.close)
+        """Stop preparing scenes, complete or not."""
         self._thread = threading.Thread(target=self._run, args=(len(sources),), daemon=True)
         self._thread.start()
 
     def _run(self, count: int) -> None:
         for _ in range(count):
-            self._workshop.take(wait=True)
+            self._prefetcher.get(wait=True)
         self.close()
 
     def wait(self) -> None:
-        """Until all is done."""
+        """Wait until all scenes are prepared."""
         self._thread.join()
 
 
-def _places() -> list[Path]:
-    """Where the folder for scenes on their way is made, best first: in memory where that has room."""
-    places = [MEMORY, temporary_folder()]
-    if _free(places[0]) < min(ROOM, _free(places[1])):
-        places.reverse()
-    return places
+def _folders_by_space() -> list[Path]:
+    """Candidate parents of the folder for prepared scenes, best first: in memory unless that lacks space."""
+    folders = [MEMORY, temporary_folder()]
+    if _free(folders[0]) < min(MIN_FREE_BYTES, _free(folders[1])):
+        folders.reverse()
+    return folders
 
 
 def _free(folder: Path) -> int:
-    """Free bytes of a folder's file system; none where there is no folder."""
+    """Free bytes of a folder's file system; 0 if the folder does not exist."""
     try:
         return shutil.disk_usage(folder).free
     except OSError:
