@@ -204,7 +204,7 @@ def device(seconds):
         trainers.append(trainer := Trainer(job))
         for _ in range(4):
             trainer.iterate()
-        steps = job.train.steps_per_iteration
+        steps = job.run.steps_per_iteration
         calls[f"rollouts, {schedule}"] = (trainer.collect, steps)
         calls[f"PPO, {schedule}"] = (trainer.iterate, steps)
     contestants = {name: (Busy(call), steps) for name, (call, steps) in calls.items()}
@@ -246,7 +246,7 @@ def appo_row(envs, rollout, turns, seconds):
     busy, steps, start = Busy(trainer.iterate), 0, time.perf_counter()
     while (spent := time.perf_counter() - start) < seconds:
         busy()
-        steps += job.train.steps_per_iteration
+        steps += job.run.steps_per_iteration
     waits = trainer.read_metrics()["time/actor_waits"]
     trainer.close()
     return dict(

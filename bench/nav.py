@@ -74,7 +74,7 @@ def measure_row(name: str, device: str, warm: float, seconds: float) -> dict:
         torch.cuda.synchronize()
     trained = trainer.steps
     trainer.read_metrics()
-    frames, world = job.train.steps_per_iteration, trainer.world
+    frames, world = job.run.steps_per_iteration, trainer.world
     both = measure(trainer.iterate, world.device, seconds)
     length = trainer.read_metrics()["rollout/ep_len_mean"]
     learn = measure(trainer.learn, world.device, seconds / 2)
@@ -125,7 +125,7 @@ def compared(device: str, frames: float, envs: list[int], num_minibatches: int) 
 def learn_row(name: str, job: Job, points: int = 20) -> dict:
     """One training; what it reports over its frames."""
     trainer = Trainer(job)
-    curve, every = [], max(1, job.train.iterations // points)
+    curve, every = [], max(1, job.run.iterations // points)
     start = time.perf_counter()
     while not trainer.done:
         trainer.iterate()
@@ -135,7 +135,7 @@ def learn_row(name: str, job: Job, points: int = 20) -> dict:
             print(name, curve[-1], f"{time.perf_counter() - start:.0f} s", flush=True)
     row = dict(
         figure=f"compare_{name}",
-        envs=job.train.num_envs,
+        envs=job.run.num_envs,
         optimizer=job.learn.optimizer,
         num_minibatches=job.learn.num_minibatches,
         peak_lr=trainer.learners["agent"].peak_lr,

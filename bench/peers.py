@@ -216,7 +216,7 @@ def q_learning(seconds):
         trainer.iterate()
     contestants = {
         "stable-baselines3 DQN": ((lambda: model.learn(1_024, reset_num_timesteps=False)), 1_024),
-        "shoal DQN": (trainer.iterate, trainer.job.train.steps_per_iteration),
+        "shoal DQN": (trainer.iterate, trainer.job.run.steps_per_iteration),
     }
     rates = take_turns(contestants, seconds)
     rows = [dict(bench="dqn", peer=name, steps_per_second=round(rate)) for name, rate in rates.items()]

@@ -231,9 +231,9 @@ def evaluate(
         raise ShoalError(f"--episodes must be at least 1, got {episodes}.")
     with closing(make_world(job, episodes, "evaluation")) if world is None else nullcontext(world) as world:
         player = Player(
-            world, policies, evaluation_seed(job, seed), job.train.eval_stochastic if sample is None else sample
+            world, policies, evaluation_seed(job, seed), job.evaluation.eval_stochastic if sample is None else sample
         )
-        step = Graphed(player.step, world.device, job.train.cuda_graphs and world.on_device)
+        step = Graphed(player.step, world.device, job.hardware.cuda_graphs and world.on_device)
         scenes, repeats = world.scenes_of_envs(), world.duplicate_episodes()
         finished = torch.zeros(episodes, dtype=torch.bool, device=world.device)
         last = world.last_episode()
@@ -295,7 +295,7 @@ def _evaluation(rows: list[dict[str, Any]]) -> Evaluation:
 def evaluation_seed(job: Job, seed: int | None) -> int:
     """The seed of episodes that are played for their score or their looks: the user's, or the run's."""
     require("seed", seed, seed is None or 0 <= seed < 2**31, "between 0 and 2147483647")
-    return EVALUATION_SEED + (job.train.seed if seed is None else seed)
+    return EVALUATION_SEED + (job.run.seed if seed is None else seed)
 
 
 def is_rate(values: torch.Tensor) -> bool:

@@ -50,11 +50,11 @@ class RunFolder:
     @classmethod
     def create(cls, job: Job) -> "RunFolder":
         """A new folder for a job, locked; refuses one that already holds a run."""
-        path = job.train.run_dir
+        path = job.run.run_dir
         if path is None:
             world = re.sub(r"[^\w.-]+", "-", job.world.rpartition(":")[2].lower())
             stamp = time.strftime("%Y%m%d-%H%M%S")
-            path = _unused(Path("runs") / f"{world}__{job.train.algo}__s{job.train.seed}__{stamp}")
+            path = _unused(Path("runs") / f"{world}__{job.run.algo}__s{job.run.seed}__{stamp}")
         require_utf8(path, "a run folder")
         folder = cls(path)
         make_folder(path)
@@ -90,7 +90,7 @@ class RunFolder:
         """Become a new folder beside this one, for a run whose folder has disappeared."""
         with writing(self.path):
             path = _unused(Path(os.path.abspath(self.path)), start=2)
-        new = RunFolder.create(replace(job, train=replace(job.train, run_dir=path)))
+        new = RunFolder.create(job.change(run_dir=path))
         self.unlock()
         self.path, self._held = new.path, new._held
 

@@ -34,8 +34,8 @@ def complete(job: Job, saved: bool = False) -> Job:
     if not saved:
         job = _with_loaded_networks(job)
     check_groups(job)
-    if job.train.num_envs == AUTO:
-        job = replace(job, train=replace(job.train, num_envs=most_envs(job)))
+    if job.run.num_envs == AUTO:
+        job = job.change(num_envs=most_envs(job))
     job.check_samples()
     job.check_cuts()
     return job
@@ -49,13 +49,13 @@ def _with_loaded_networks(job: Job) -> Job:
         if name not in names:
             raise unknown("group to load:", name, names)
         loaded += _network_of(job, path, name)
-    return replace(job, train=replace(job.train, per_group=(*loaded, *job.train.per_group)))
+    return job.change(per_group=(*loaded, *job.multi_agent.per_group))
 
 
 def loads(job: Job) -> dict[str, Path]:
     """Group -> the run its policy comes from."""
     found = {}
-    for entry in job.train.load:
+    for entry in job.multi_agent.load:
         name, path = parse_load(entry)
         found[name] = path
     return found
@@ -71,10 +71,10 @@ def parse_load(entry: str) -> tuple[str, Path]:
 
 def _network_of(job: Job, path: Path, name: str) -> list[str]:
     """The network of a policy in another run, as settings of a group of this one."""
-    other = load_job(path, job.train.trust)
+    other = load_job(path, job.run.trust)
     if type(other.learn).network != type(job.learn).network:
         raise ShoalError(
-            f"--load {name}={path}: that run's policy was made for {other.train.algo}, and {job.train.algo} has "
+            f"--load {name}={path}: that run's policy was made for {other.run.algo}, and {job.run.algo} has "
             "another kind of network; train with the same --algo."
         )
     own = other.for_policy(other.policy_of(same_group(other, name, path)))
@@ -91,6 +91,6 @@ def same_group(job: Job, name: str, path: Path) -> str:
     names = [g.name for g in job.groups]
     if name in names:
         return name
-    if len(names) == 1 or job.train.one_policy:
+    if len(names) == 1 or job.multi_agent.one_policy:
         return names[0]
     raise unknown(f"group in {path}:", name, names)

@@ -60,7 +60,7 @@ def load_run(
     folder = RunFolder.open(path)
     job = _elsewhere(load_job(folder.path, trust), settings)
     wanted = pick_device(device or "auto")
-    job = replace(job, train=replace(job.train, device=wanted))
+    job = job.change(device=wanted)
     checkpoint = load_checkpoint(folder.pick(which), wanted, (POLICY,))
     world = make_world(job, 1)
     policies = make_policies(job, world)

@@ -67,9 +67,9 @@ def refuse_finished(folder: RunFolder, steps: int, total_steps: int) -> None:
 def _load_others(job: Job, trainer: Trainer | SharedTrainer) -> None:
     """Give the groups that `--load` names the best policy of another run."""
     for name, path in loads(job).items():
-        other = load_job(path, job.train.trust)
+        other = load_job(path, job.run.trust)
         group = same_group(other, name, path)
-        checkpoint = load_checkpoint(RunFolder.open(path).pick("best"), job.train.device, (POLICY,))
+        checkpoint = load_checkpoint(RunFolder.open(path).pick("best"), job.hardware.device, (POLICY,))
         take_weights(trainer.policies[name], checkpoint, other.policy_of(group))
         if name in trainer.learners:
             trainer.learners[name].on_weights_loaded()
@@ -129,7 +129,7 @@ class Session:
     def _set_stage(self) -> None:
         """Make the world of evaluations; what is wrong with it is told now, not after hours of training."""
         self.progress.say("preparing the scenes of evaluations")
-        self.stage = make_world(self.job, self.job.train.eval_episodes, "evaluation")
+        self.stage = make_world(self.job, self.job.evaluation.eval_episodes, "evaluation")
         try:
             self.stage.prepare(evaluation_seed(self.job, None))
         except BaseException:
@@ -242,7 +242,7 @@ class Session:
         values["time/agent_fps"] = fps * trainer.agent_steps / max(1, steps)
         values["time/agent_steps"] = trainer.agent_steps
         values["time/elapsed"] = now - self._start
-        left = (self.job.train.total_steps - steps) / max(overall, 1e-9)
+        left = (self.job.run.total_steps - steps) / max(overall, 1e-9)
         if self.writer is not None:
             self.writer.write(steps, values)
         self.progress.update(steps, {**values, "time/left": max(0.0, left)})
@@ -267,7 +267,7 @@ class Session:
             except FileError as error:
                 self.progress.warn(f"The checkpoint at {trainer.steps} steps could not be saved: {error}")
                 time.sleep(0.5 * (1 - attempt))
-        if self.signal is None and self.job.train.eval_episodes:
+        if self.signal is None and self.job.evaluation.eval_episodes:
             self._evaluate(path)
         if final and path is None:
             raise SaveFailed(f"The final checkpoint of {self.folder.path} could not be saved; free some space.")
@@ -287,7 +287,7 @@ class Session:
     def _evaluate(self, checkpoint: Path | None) -> None:
         started = time.monotonic()
         try:
-            count = self.job.train.eval_episodes
+            count = self.job.evaluation.eval_episodes
             policies = by_group(self.job, self.trainer.players)
             with UserCode("it failed"):
                 scores = evaluate(self.job, policies, count, stop=lambda: self.signal is not None, world=self.stage)

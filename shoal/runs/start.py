@@ -42,7 +42,7 @@ def train_job(job: Job) -> Run:
         if before.holds_checkpoints:
             before.lock()
             return before
-        return RunFolder.create(replace(job, train=replace(job.train, run_dir=before.path)))
+        return RunFolder.create(job.change(run_dir=before.path))
 
     return _in_folder(job, open_folder, discard=True)
 
@@ -99,20 +99,20 @@ def continue_run(path: Path | str, trust: bool = False) -> Run:
         return folder
 
     job = load_job(folder.path)
-    return _in_folder(replace(job, train=replace(job.train, trust=trust)), open_folder)
+    return _in_folder(job.change(trust=trust), open_folder)
 
 
 def _starts_others(job: Job) -> bool:
     """Whether this process does not train itself, but starts those that do."""
-    return job.train.processes > 1 and find_launch_info() is None
+    return job.hardware.processes > 1 and find_launch_info() is None
 
 
 def _with_others(job: Job, folder: RunFolder) -> Run:
     """Let processes of their own train in a folder, and wait for them."""
     folder.unlock()  # the first of them locks it
-    outcome = launch(folder, job.train.processes, job.train.trust)
+    outcome = launch(folder, job.hardware.processes, job.run.trust)
     if outcome is None:
-        return load_run(folder.path, "last", job.train.device)
+        return load_run(folder.path, "last", job.hardware.device)
     if outcome.saved:
         raise Stopped(outcome.exit_code - 128, folder.path)
     began = folder.holds_checkpoints or outcome.message != STOPPED
@@ -137,7 +137,7 @@ def _in_folder(job: Job, open_folder: Callable[[], RunFolder], discard: bool = F
         path = processes.lead(opens)
         folder = opened[0] if opened else RunFolder(Path(path))
         try:
-            with seeded(job.train.seed):
+            with seeded(job.run.seed):
                 try:
                     session = Session(job, folder, processes, asked, resumes)
                 except BaseException:
@@ -154,7 +154,7 @@ def _of_this_launch(job: Job) -> RunFolder | None:
     place = find_launch_info()
     if place is None:
         return None
-    asked = job.train.run_dir
+    asked = job.run.run_dir
     others = sorted(Path("runs").glob("*"), reverse=True) if place.restarts else []
     for path in [asked] if asked is not None else others:
         folder = RunFolder(path)

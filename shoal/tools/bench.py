@@ -155,8 +155,8 @@ def measure(call: Callable[[], None], device: torch.device, seconds: float) -> f
 
 def bench_stepping(job: Job, num_envs: int, seconds: float) -> dict[str, Any]:
     """Env steps per second with random actions drawn on the device, no policy."""
-    world = world_class(job.world)(num_envs, job.train.device, job.world_config)
-    world.reset(job.train.seed)
+    world = world_class(job.world)(num_envs, job.hardware.device, job.world_config)
+    world.reset(job.run.seed)
     actions, draw = random_actions(world)
     play = world.play(actions)
 
@@ -164,7 +164,7 @@ def bench_stepping(job: Job, num_envs: int, seconds: float) -> dict[str, Any]:
         draw()
         play()
 
-    call = Graphed(run, world.device, job.train.cuda_graphs)
+    call = Graphed(run, world.device, job.hardware.cuda_graphs)
     per_call = measure(call, world.device, seconds)
     steps = num_envs * STEPS_PER_CALL / per_call
     return _row(job, "stepping", num_envs, world, steps_per_second=steps)
@@ -181,11 +181,11 @@ def bench_training(job: Job, seconds: float) -> dict[str, Any]:
     rollout = measure(trainer.collect, trainer.world.device, seconds / 2.0)
     both = measure(trainer.iterate, trainer.world.device, seconds)
     update = measure(trainer.learn, trainer.world.device, seconds / 2.0)
-    steps = job.train.steps_per_iteration
+    steps = job.run.steps_per_iteration
     return _row(
         job,
         "training",
-        job.train.num_envs,
+        job.run.num_envs,
         trainer.world,
         steps_per_second=steps / both,
         rollout_only=steps / rollout,
@@ -256,9 +256,9 @@ def bench_command(world: str, flags: list[str]) -> int:
     if options.out:
         make_folder(options.out.parent)
     job = parse_job(world, rest, "shoal bench")
-    gpu = job.train.device.startswith("cuda")
+    gpu = job.hardware.device.startswith("cuda")
     counts = options.envs or ([1024, 4096, 16_384, 65_536] if gpu else [256, 1024, 4096])
-    jobs = [replace(job, train=replace(job.train, num_envs=count)) for count in counts]
+    jobs = [job.change(num_envs=count) for count in counts]
     for sized in jobs:
         sized.check_samples()
     print(f"{'envs':>9}  {'stepping alone':>14}  {'rollout only':>12}  {'end to end':>10}   env steps/s")

@@ -76,7 +76,7 @@ class SharedTrainer(Counted):
             while True:
                 with self._changed:
                     self._changed.wait_for(lambda: self._closing or not self._paused)
-                    if self._closing or self._begun >= self.job.train.iterations * len(self.parts):
+                    if self._closing or self._begun >= self.job.run.iterations * len(self.parts):
                         return
                     self._begun += 1
                     self._at_work += 1
@@ -100,7 +100,7 @@ class SharedTrainer(Counted):
         with self._changed:
             goal = self._done + len(self.parts)
             goal -= goal % len(self.parts)
-            goal = min(goal, self.job.train.iterations * len(self.parts))  # parts go on while nobody waits for them
+            goal = min(goal, self.job.run.iterations * len(self.parts))  # parts go on while nobody waits for them
             self._changed.wait_for(lambda: self._done >= goal or self._fault is not None)
             if self._fault is not None:
                 raise self._fault

@@ -84,8 +84,8 @@ class AsyncTrainer(Trainer):
     """A trainer whose `iterate` learns from the next rollout while others are being made."""
 
     def __init__(self, job: Job, processes: Processes | None = None):
-        self.max_policy_lag = job.train.max_policy_lag
-        self._learn_device = torch.device(job.train.learner_device or job.train.device)
+        self.max_policy_lag = job.schedule.max_policy_lag
+        self._learn_device = torch.device(job.schedule.learner_device or job.hardware.device)
         super().__init__(job, processes)
         self._weights = {
             name: Handover(_weights(self.policies[name], learner.rollout), self._learn_device)
@@ -227,7 +227,7 @@ class AsyncTrainer(Trainer):
         def ready() -> bool:
             if self._closing:
                 return True
-            more = self._begun < self.job.train.iterations and not self._paused
+            more = self._begun < self.job.run.iterations and not self._paused
             if not self.max_policy_lag:
                 # Only on demand: a rollout between an update and the checkpoint after it would be lost on resuming.
                 more = more and self._awaited
@@ -247,7 +247,7 @@ class AsyncTrainer(Trainer):
         """Whether nothing is left to compile or to record: while one thread does so, the other must rest."""
         parts = (self._collect, self._store, *self._updates.values())
         warms_up = (
-            self.job.train.compile == "on" or self._learn_device.type == "cuda" or self.world.device.type == "cuda"
+            self.job.hardware.compile == "on" or self._learn_device.type == "cuda" or self.world.device.type == "cuda"
         )
         return not warms_up or all(part.warm for part in parts)
 

@@ -31,33 +31,33 @@ def make_world(
     if (
         seen_to.get("time_limit") and "action_repeat" not in cls.handles_settings
     ):  # it counts choices, a world its own steps
-        seen_to["time_limit"] *= job.train.action_repeat
+        seen_to["time_limit"] *= job.wrappers.action_repeat
     with UserCode(f"The world {job.world} cannot be made", cls, (ShoalError,)):
-        inner = cls(num_envs or job.train.num_envs, job.train.device, config, **seen_to)
+        inner = cls(num_envs or job.run.num_envs, job.hardware.device, config, **seen_to)
     world = wrapped(job, inner)
-    kept = getattr(torch, job.train.obs_dtype)
+    kept = getattr(torch, job.wrappers.obs_dtype)
     as_they_are = kept == torch.float32 or all(g.observation.dtype != torch.float32 for g in world.groups)
     return world if as_they_are or "obs_dtype" in world.handles_settings else CastObservation(world, kept)
 
 
 def wrapped(job: Job, world: World) -> World:
     """A world in the wrappers that a job names."""
-    if job.train.action_repeat > 1 and "action_repeat" not in world.handles_settings:
+    if job.wrappers.action_repeat > 1 and "action_repeat" not in world.handles_settings:
         if not world.on_device:  # an env whose episode ends would have to wait for the others
             own = "; --frame-skip does what is meant" if hasattr(job.world_config, "frame_skip") else ""
             raise ShoalError(f"--action-repeat does not go with {job.world}, whose envs are stepped all at once{own}.")
-        world = ActionRepeat(world, job.train.action_repeat)
-    if job.train.time_limit is not None and "time_limit" not in world.handles_settings:
-        world = TimeLimit(world, job.train.time_limit)
-    if job.train.frame_stack > 1 and "frame_stack" not in world.handles_settings:
-        world = FrameStack(world, job.train.frame_stack)
+        world = ActionRepeat(world, job.wrappers.action_repeat)
+    if job.wrappers.time_limit is not None and "time_limit" not in world.handles_settings:
+        world = TimeLimit(world, job.wrappers.time_limit)
+    if job.wrappers.frame_stack > 1 and "frame_stack" not in world.handles_settings:
+        world = FrameStack(world, job.wrappers.frame_stack)
     return world
 
 
 def make_policies(job: Job, world: World) -> dict[str, Policy]:
     """One policy per team of groups, with weights that depend on the seed alone."""
     policies = {}
-    with seeded(job.train.seed):
+    with seeded(job.run.seed):
         for name, groups in job.policy_groups().items():
             policies[name] = _make_policy(job.for_policy(name), world.group(groups[0].name)).to(world.device)
     return policies
@@ -66,7 +66,7 @@ def make_policies(job: Job, world: World) -> dict[str, Policy]:
 def _make_policy(job: Job, group: Group) -> Policy:
     """The kind of policy that the job's learner makes better."""
     encoder = make_torso(job, group)
-    with UserCode(f"The network {job.train.encoder} cannot be used", encoder):
+    with UserCode(f"The network {job.policy.encoder} cannot be used", encoder):
         return _policy_with(job, group, encoder)
 
 
@@ -87,6 +87,6 @@ def by_group(job: Job, policies: dict[str, Policy]) -> dict[str, Policy]:
 
 def make_torso(job: Job, group: Group) -> Encoder:
     """The encoder that `--encoder` names for a group, or the user's own network."""
-    if ":" in job.train.encoder:
-        return load_object(job.train.encoder, "policy")
-    return choose_encoder(job.train.encoder, group, job.train.hidden, job.train.activation)
+    if ":" in job.policy.encoder:
+        return load_object(job.policy.encoder, "policy")
+    return choose_encoder(job.policy.encoder, group, job.policy.hidden, job.policy.activation)

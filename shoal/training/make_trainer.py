@@ -12,4 +12,4 @@ def make_trainer(job: Job, processes: Processes | None = None) -> Trainer | Shar
     """The trainer for a job: acting and learning in turns, at the same time, or by several at once."""
     if isinstance(job.learn, A3CConfig):
         return SharedTrainer(job, processes)
-    return (AsyncTrainer if job.train.asynchronous else Trainer)(job, processes)
+    return (AsyncTrainer if job.schedule.asynchronous else Trainer)(job, processes)

@@ -100,13 +100,13 @@ class Estimate:
 
 def estimate(job: Job, free: int | None = None) -> Estimate:
     """Count the bytes of a job without allocating them; `free` bytes are to be had (none: look)."""
-    kind = torch.device(job.train.device).type
-    nowhere = replace(job, train=replace(job.train, device="meta"))
+    kind = torch.device(job.hardware.device).type
+    nowhere = job.change(device="meta")
     with torch.device("meta"):
         world = make_world(nowhere, COUNTED)
         policies = make_policies(nowhere, world)
     rollout = acting = update = update_limit = replay = 0
-    steps, cuts = job.train.rollout_steps, job.train.sync_frac > 0
+    steps, cuts = job.run.rollout_steps, job.schedule.sync_frac > 0
     copies = _copies(job)
     room = truncations(world.time_limit, steps)
     for name, groups in job.policy_groups().items():
@@ -116,15 +116,15 @@ def estimate(job: Job, free: int | None = None) -> Estimate:
         memory = allocate(inside, steps, COUNTED, room, torch.device("meta"), policy.state_size, policy.explores, cuts)
         memory.time_limit = world.time_limit
         rollout += memory.nbytes // COUNTED + steps * agents * 4 * policy.head.noise_width
-        if name not in job.train.freeze:
+        if name not in job.multi_agent.freeze:
             rollout += copies * memory.nbytes // COUNTED
         # How episodes end, before it is put in its place; how many places are taken; actions as the world wants them.
         rollout += (memory.observation[-1].nbytes + (0 if memory.alive is None else memory.alive[-1].nbytes)) // COUNTED
         rollout += 2 * 4 + (memory.action[0].nbytes // COUNTED if policy.head.gaussian_noise else 0)
         learn = job.for_policy(name).learn
         numbers = _activations(policy)
-        bytes_each = BYTES_PER_ACTIVATION[job.train.precision] * numbers
-        if name in job.train.freeze:
+        bytes_each = BYTES_PER_ACTIVATION[job.hardware.precision] * numbers
+        if name in job.multi_agent.freeze:
             pass
         elif isinstance(learn, OffPolicyConfig):
             burn_in, length = learn.span(policy.rnn is not None)
@@ -143,11 +143,11 @@ def estimate(job: Job, free: int | None = None) -> Estimate:
             ordered = (1 if policy.state_size else steps) if hasattr(learn, "num_minibatches") else 0
             rollout += 4 * agents * (steps * per_step + ordered + memory.final_observation.shape[0] + 1)
             update = max(update, bytes_each * agents * steps // getattr(learn, "num_minibatches", 1))
-            whole = activation_memory(torch.device(job.train.device))
+            whole = activation_memory(torch.device(job.hardware.device))
             update_limit = max(update_limit, learn.micro_batch_size * bytes_each if learn.micro_batch_size else whole)
         acting = max(acting, agents * numbers * BYTES_PER_ACTING)
     return Estimate(
-        num_envs=job.train.num_envs,
+        num_envs=job.run.num_envs,
         agents=sum(g.agents for g in world.groups),
         state=_state(world),
         rollout=rollout,
@@ -156,7 +156,7 @@ def estimate(job: Job, free: int | None = None) -> Estimate:
         update_limit=update_limit,
         replay=replay,
         reserved=RESERVED[kind],
-        free=free_memory(job.train.device) if free is None else free,
+        free=free_memory(job.hardware.device) if free is None else free,
         on_gpu=kind == "cuda",
     )
 
@@ -204,19 +204,19 @@ def most_envs(job: Job) -> int:
     if count > BLOCKS_FROM:
         count = count // block * block
     # As few iterations, with the fewest envs that make all steps in them.
-    iterations = -(-job.train.total_steps // (count * job.train.rollout_steps))
-    needed = -(-job.train.total_steps // (iterations * job.train.rollout_steps))
+    iterations = -(-job.run.total_steps // (count * job.run.rollout_steps))
+    needed = -(-job.run.total_steps // (iterations * job.run.rollout_steps))
     unit = block if needed > BLOCKS_FROM else step
     return min(count, -(-needed // unit) * unit)
 
 
 def out_of_memory(job: Job) -> ShoalError:
     """What to say when the GPU is full: what an env costs and how many fit."""
-    whole = int(SHARE["cuda"] * torch.cuda.mem_get_info(torch.device(job.train.device))[1])
+    whole = int(SHARE["cuda"] * torch.cuda.mem_get_info(torch.device(job.hardware.device))[1])
     told = estimate(job, whole)
     return ShoalError(
-        f"The GPU's memory is full: {job.train.num_envs:,} envs of {job.world} cost about {size(told.per_env)} each "
-        f"with rollouts of {job.train.rollout_steps}. About {told.fits:,} fit in all of it: lower --num-envs or --rollout-steps."
+        f"The GPU's memory is full: {job.run.num_envs:,} envs of {job.world} cost about {size(told.per_env)} each "
+        f"with rollouts of {job.run.rollout_steps}. About {told.fits:,} fit in all of it: lower --num-envs or --rollout-steps."
     )
 
 

@@ -112,7 +112,7 @@ class Processes:
         for name in ("buffer_size", "batch_size"):
             if hasattr(learn, name):
                 learn = replace(learn, **{name: max(1, getattr(learn, name) // self.size)})
-        return replace(job, train=replace(job.train, num_envs=job.train.num_envs // self.size), learn=learn)
+        return replace(job, train=replace(job.train, num_envs=job.run.num_envs // self.size), learn=learn)
 
     # --- states ------------------------------------------------------------------------------------------------------
 
@@ -233,7 +233,7 @@ def joined(job: Job) -> Iterator[tuple[Job, Processes]]:
         return
     ours = not dist.is_initialized()
     with _losses_named(place), _own_cores(place):
-        device = _own_device(job.train.device, place)
+        device = _own_device(job.hardware.device, place)
         if ours:
             place.export()
             store = _meeting_place(place)
@@ -246,7 +246,7 @@ def joined(job: Job) -> Iterator[tuple[Job, Processes]]:
         through_host = device.startswith("cuda") and not apart
         reducer = GroupReducer(group, place.rank, place.size, through_host)
         store = dist.distributed_c10d._get_default_store()
-        yield replace(job, train=replace(job.train, device=device)), Processes(reducer, talk, store)
+        yield job.change(device=device), Processes(reducer, talk, store)
         # Graphs that hold sums of NCCL go first. After an error the process ends, and everything with it.
         gc.collect()
         dist.barrier(talk)

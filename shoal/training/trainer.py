@@ -34,7 +34,7 @@ class Counted:
     @property
     def steps(self) -> int:
         """Env steps so far, those of rollouts that were cut short included."""
-        return self.iteration * self.job.train.steps_per_iteration
+        return self.iteration * self.job.run.steps_per_iteration
 
     @property
     def agent_steps(self) -> int:
@@ -43,7 +43,7 @@ class Counted:
 
     @property
     def done(self) -> bool:
-        return self.iteration >= self.job.train.iterations
+        return self.iteration >= self.job.run.iterations
 
 
 class Trainer(Counted):
@@ -111,15 +111,15 @@ class Trainer(Counted):
 
     def collect(self) -> None:
         """One rollout."""
-        with _torch_threads(self.job.train.threads):
+        with _torch_threads(self.job.hardware.threads):
             self._collect()
 
     def learn(self) -> None:
         """Learn from the rollout, by as many updates as it calls for."""
-        progress = min(1.0, self.iteration / self.job.train.iterations)
+        progress = min(1.0, self.iteration / self.job.run.iterations)
         for learner in self.learners.values():
             learner.set_progress(progress)
-        with _torch_threads(self.job.train.threads):
+        with _torch_threads(self.job.hardware.threads):
             self._store()
             for name, learner in self.learners.items():
                 for _ in range(learner.updates_due((self.iteration + 1) * learner.samples)):

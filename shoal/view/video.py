@@ -44,7 +44,7 @@ def record(
 
     A video (.mp4 or .gif), or one picture at the end (.png); what is not said follows the kind of file and world.
     """
-    path = new_file(out or run.folder.subfolder("videos") / f"{run.job.train.algo}.mp4", RECORDINGS, "A recording")
+    path = new_file(out or run.folder.subfolder("videos") / f"{run.job.run.algo}.mp4", RECORDINGS, "A recording")
     still = path.suffix == ".png"
     envs = (STILL_ENVS if still else VIDEO_ENVS) if envs is None else envs
     cls = world_class(run.job.world)
@@ -56,7 +56,7 @@ def record(
     with closing(make_world(run.job, envs, "shown")) as world:
         if not world.drawable:
             world.picture(None, 0)
-        drawn = run.job.train.eval_stochastic if sample is None else sample
+        drawn = run.job.evaluation.eval_stochastic if sample is None else sample
         player = Player(world, run.policies, evaluation_seed(run.job, seed), drawn)
         with replacing(path) as file:
             if still:

@@ -91,7 +91,7 @@ def stop_where_work_begins() -> None:
 
 def _iterate_once(trainer: Any, iterate: Any) -> None:
     """One iteration, where it is small: a state that was read is used."""
-    if trainer.job.train.steps_per_iteration <= SMALL_ITERATION:
+    if trainer.job.run.steps_per_iteration <= SMALL_ITERATION:
         iterate(trainer)
     raise Began
 

@@ -152,7 +152,7 @@ def test_the_settings_of_large_batches_are_flags():
         assert getattr(learn, name) == value
     assert (learn.clip_range_vf, learn.decay, learn.adam_eps) == (None, 0.01, 1e-5)
     assert learn.peak_lr(learn.batch(64 * 32)) == pytest.approx(5e-4 * 2.0)
-    assert (job.train.rnn_layers, job.train.rollout_steps) == (2, 32)
+    assert (job.policy.rnn_layers, job.run.rollout_steps) == (2, 32)
 
 
 @pytest.mark.parametrize(("optimizer", "lr"), [("adam", 2e-3), pytest.param("lamb", 3e-2, marks=pytest.mark.slow)])

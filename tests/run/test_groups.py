@@ -233,11 +233,11 @@ def test_the_most_envs_that_fit(monkeypatch):
     monkeypatch.setattr("shoal.training.memory_estimate.free_memory", lambda device: 10**9)
     made = job(num_envs="auto", num_minibatches=3, algo="ppo", total_steps=1e12)
     told = estimate(made, 10**9)
-    assert made.train.num_envs % 3 == 0
-    assert 0.9 * told.fits <= made.train.num_envs <= told.fits
+    assert made.run.num_envs % 3 == 0
+    assert 0.9 * told.fits <= made.run.num_envs <= told.fits
     full = job(
         num_envs="auto", num_minibatches=3, algo="ppo", total_steps=1e12, rollout_steps=32
-    ).train.steps_per_iteration
+    ).run.steps_per_iteration
     for total_steps in (10, 20_000, 100_000, full - 1, full, full + 1, 3 * full + 5, 1e12):
         few = job(num_envs="auto", num_minibatches=3, algo="ppo", total_steps=total_steps, rollout_steps=32).train
         assert few.num_envs % 3 == 0

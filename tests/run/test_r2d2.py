@@ -134,13 +134,13 @@ def test_all_ends_of_a_sequence_have_their_final_observations():
 def test_defaults_of_the_learner_stand_between_the_world_s():
     """Above what a world says for all learners, below what it says for this one, and the user has the last word."""
     made = make_job("cartpole", algo="r2d2", device="cpu")
-    assert (made.train.rnn, made.train.rollout_steps) == ("lstm", 40)
+    assert (made.policy.rnn, made.run.rollout_steps) == ("lstm", 40)
     assert (made.learn.burn_in, made.learn.sequence_length, made.learn.n_step, made.learn.gamma) == (40, 80, 5, 0.997)
     assert made.learn.batch_size % 80 == 0
     assert made.learn.rescale
-    assert make_job("cartpole", device="cpu").train.rnn == "none"
+    assert make_job("cartpole", device="cpu").policy.rnn == "none"
     parsed = parse_job("cartpole", ["--algo", "r2d2", "--device", "cpu", "--rnn", "gru", "--rollout-steps", "20"])
-    assert (parsed.train.rnn, parsed.train.rollout_steps) == ("gru", 20)
+    assert (parsed.policy.rnn, parsed.run.rollout_steps) == ("gru", 20)
     make_job("cartpole", algo="dqn", rnn="lstm", device="cpu")
 
 

@@ -133,8 +133,8 @@ def test_a_run_of_more_than_twice_its_steps_is_warned_of(total_steps, warns, tmp
 
 
 def test_large_numbers_may_be_written_with_an_exponent():
-    assert make_job("cartpole", total_steps="1e8").train.total_steps == 100_000_000
-    assert make_job("cartpole", total_steps=1e6).train.total_steps == 1_000_000
+    assert make_job("cartpole", total_steps="1e8").run.total_steps == 100_000_000
+    assert make_job("cartpole", total_steps=1e6).run.total_steps == 1_000_000
 
 
 @pytest.mark.parametrize(("name", "config"), [("pendulum", {}), ("gym:Pendulum-v1", dict(batch="serial", phase=0))])
@@ -218,7 +218,7 @@ def test_numbers_of_a_learner_at_the_edge_are_refused_or_overflow_nowhere(algo):
 
 
 def test_whole_numbers_are_not_rounded():
-    assert make_job("cartpole", total_steps="9007199254740993").train.total_steps == 9007199254740993
+    assert make_job("cartpole", total_steps="9007199254740993").run.total_steps == 9007199254740993
 
 
 def test_own_world_is_loaded_once_and_found_from_anywhere(tmp_path, monkeypatch):
