@@ -1,4 +1,4 @@
-"""Whole numbers on the command line, also written 1e8, 20_000 or auto."""
+"""Integers on the command line, also written 1e8, 20_000 or auto."""
 
 import math
 from typing import Annotated, Any
@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import tyro
 
 from shoal.core.errors import ShoalError
+from shoal.core.settings import Bounds
 
 
 def parse_count(text: str) -> int:
@@ -45,7 +46,7 @@ Count = Annotated[
 
 
 AUTO = -(2**62)
-"""What `--num-envs auto` is until it is decided: a number that nobody asks for."""
+"""Value of `--num-envs auto` until it is resolved."""
 
 EnvCount = Annotated[
     int,
@@ -54,8 +55,9 @@ EnvCount = Annotated[
         metavar="COUNT|auto",
         instance_from_str=lambda args: parse_envs(args[0]),
         is_instance=lambda instance: isinstance(instance, int),
-        str_from_instance=lambda instance: [str(instance)],
+        str_from_instance=lambda instance: ["auto" if instance == AUTO else str(instance)],
     ),
+    Bounds(ge=1, le=2**31 - 1, also=(AUTO,)),
 ]
 
 

@@ -4,11 +4,23 @@ import typing
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from shoal.config.schema import POLICY_SETTINGS, TrainConfig
+from shoal.config.schema import (
+    SECTION_OF,
+    EvaluationConfig,
+    HardwareConfig,
+    MultiAgentConfig,
+    RunConfig,
+    ScheduleConfig,
+    WrapperConfig,
+)
 from shoal.core.errors import ShoalError, unknown
 from shoal.core.settings import read_setting
 from shoal.core.user_code import UserCode
 from shoal.core.world_loading import world_class
+from shoal.policy.config import PolicyConfig
+
+POLICY_SETTINGS = tuple(f.name for f in fields(PolicyConfig))
+"""Settings of the network; like the algorithm's, groups may have their own."""
 
 ONE_POLICY = "all"
 """Name of the policy that acts for all groups."""
@@ -16,14 +28,32 @@ ONE_POLICY = "all"
 
 @dataclass(frozen=True)
 class Job:
-    """A world by name, its settings, the run's and the learner's: everything that `shoal train` needs."""
+    """Everything that `shoal train` needs: a world by name, and the settings of world, algorithm and run."""
 
     world: str
-    train: TrainConfig
     learn: Any
-    """Settings of the learner that `train.algo` names."""
+    """Settings of the algorithm that `run.algo` names."""
     world_config: Any
     """Settings of the world: an instance of its Config."""
+    run: RunConfig
+    hardware: HardwareConfig
+    policy: PolicyConfig
+    schedule: ScheduleConfig
+    wrappers: WrapperConfig
+    multi_agent: MultiAgentConfig
+    evaluation: EvaluationConfig
+
+    def change(self, **settings: Any) -> "Job":
+        """The job with other values of some settings, whichever section they are in."""
+        parts: dict[str, dict[str, Any]] = {}
+        for name, value in settings.items():
+            parts.setdefault(SECTION_OF[name], {})[name] = value
+        sections = {section: replace(getattr(self, section), **part) for section, part in parts.items()}
+        return replace(self, **sections)
+
+    def settings(self) -> dict[str, Any]:
+        """All settings of the run by name; the algorithm's and the world's are in their own configs."""
+        return {name: getattr(getattr(self, section), name) for name, section in SECTION_OF.items()}
 
     @property
     def groups(self) -> tuple[Any, ...]:
@@ -34,34 +64,34 @@ class Job:
 
     def policy_groups(self) -> dict[str, list[Any]]:
         """Name of a policy -> the groups it acts for."""
-        if self.train.one_policy:
+        if self.multi_agent.one_policy:
             return {ONE_POLICY: list(self.groups)}
         return {group.name: [group] for group in self.groups}
 
     def policy_of(self, group: str) -> str:
         """The name of the policy that acts for a group."""
-        return ONE_POLICY if self.train.one_policy else group
+        return ONE_POLICY if self.multi_agent.one_policy else group
 
     def for_policy(self, name: str) -> "Job":
         """The job with one policy's own settings in place of the common ones."""
         own = self.overrides().get(name, {})
-        run = {k: v for k, v in own.items() if k in POLICY_SETTINGS}
+        policy = {k: v for k, v in own.items() if k in POLICY_SETTINGS}
         learn = {k: v for k, v in own.items() if k not in POLICY_SETTINGS}
-        return replace(self, train=replace(self.train, **run), learn=replace(self.learn, **learn))
+        return replace(self, policy=replace(self.policy, **policy), learn=replace(self.learn, **learn))
 
     def check_samples(self) -> None:
         """Refuse rollouts of a size that a learner cannot use."""
         for name, groups in self.policy_groups().items():
             own = self.for_policy(name)
-            rnn = own.train.rnn != "none"
-            lanes = self.train.num_envs * sum(group.agents for group in groups)
-            own.learn.check_rollout(self.train.rollout_steps, lanes, rnn)
-            count = self.train.processes
-            own.learn.check_processes(self.train.rollout_steps, lanes // count, rnn, count)
+            rnn = own.policy.rnn != "none"
+            lanes = self.run.num_envs * sum(group.agents for group in groups)
+            own.learn.check_rollout(self.run.rollout_steps, lanes, rnn)
+            count = self.hardware.processes
+            own.learn.check_processes(self.run.rollout_steps, lanes // count, rnn, count)
 
     def check_cuts(self) -> None:
         """Refuse --sync-frac where rollouts cannot be cut short."""
-        if not self.train.sync_frac:
+        if not self.schedule.sync_frac:
             return
         if world_class(self.world).on_device:
             raise ShoalError(
@@ -69,15 +99,15 @@ class Job:
             )
         for name in self.policy_groups():
             own = self.for_policy(name)
-            own.learn.check_cuts(own.train.rnn != "none")
+            own.learn.check_cuts(own.policy.rnn != "none")
 
     def overrides(self) -> dict[str, dict[str, Any]]:
         """Policy -> its own settings, with values of their proper types."""
-        hints = {k: v for k, v in typing.get_type_hints(TrainConfig).items() if k in POLICY_SETTINGS}
+        hints = typing.get_type_hints(PolicyConfig)
         learn_hints = typing.get_type_hints(type(self.learn))
         hints.update({f.name: learn_hints[f.name] for f in fields(self.learn)})
         found: dict[str, dict[str, Any]] = {}
-        for entry in self.train.per_group:
+        for entry in self.multi_agent.per_group:
             where, equals, text = entry.partition("=")
             name, dot, key = where.partition(".")
             key = key.replace("-", "_")

@@ -1,6 +1,6 @@
 """The command line of `shoal train` as a job: flags over the presets of the world, the algorithm and the device."""
 
-from dataclasses import field, fields, make_dataclass, replace
+from dataclasses import field, fields, make_dataclass
 from typing import Any, get_args, get_type_hints
 
 import tyro
@@ -8,7 +8,7 @@ import tyro
 from shoal.algos.registry import LEARNERS
 from shoal.config.job import Job
 from shoal.config.resolve import merge_group_overrides, resolve, starting_point
-from shoal.config.schema import TrainConfig
+from shoal.config.schema import SECTION_OF, SECTIONS, make_sections
 from shoal.core.user_code import UserCode
 from shoal.core.user_files import full_path
 from shoal.core.world_loading import world_class
@@ -26,14 +26,13 @@ def _parsed(world: str, arguments: list[str], command: str) -> Job:
     start = starting_point(cls, early.get("--algo", "ppo"), early.get("--device", "auto"))
     algo, device, run, learn, sizes = start
     learn_class = LEARNERS[algo][0]
-    arguments = _add_world_prefix(
-        arguments, cls.Config, {f.name for kind in (TrainConfig, learn_class) for f in fields(kind)}
-    )
-    arguments = _with_none(arguments, [TrainConfig, learn_class])
+    arguments = _add_world_prefix(arguments, cls.Config, {*SECTION_OF, *(f.name for f in fields(learn_class))})
+    arguments = _with_none(arguments, [*SECTIONS.values(), learn_class])
+    parts = make_sections({**run, "algo": algo})
     options = make_dataclass(
         "Options",
         [
-            ("train", tyro.conf.OmitArgPrefixes[TrainConfig], field(default=TrainConfig(**{**run, "algo": algo}))),
+            *((name, tyro.conf.OmitArgPrefixes[SECTIONS[name]], field(default=part)) for name, part in parts.items()),
             ("learn", tyro.conf.OmitArgPrefixes[learn_class], field(default=learn_class(**learn))),
             ("world", cls.Config, field(default=cls.Config(**sizes))),
         ],
@@ -48,9 +47,10 @@ def _parsed(world: str, arguments: list[str], command: str) -> Job:
     )
     given = [word.partition("=")[0].removeprefix("--").replace("-", "_") for word in arguments if word[:2] == "--"]
     shipped = run.get("per_group", ())
-    chosen = () if parsed.train.per_group == shipped else parsed.train.per_group
-    train = replace(parsed.train, per_group=merge_group_overrides(shipped, chosen, given))
-    return resolve(Job(full_path(world), train, parsed.learn, parsed.world), device)
+    chosen = () if parsed.multi_agent.per_group == shipped else parsed.multi_agent.per_group
+    sections = {name: getattr(parsed, name) for name in SECTIONS}
+    job = Job(full_path(world), parsed.learn, parsed.world, **sections)
+    return resolve(job.change(per_group=merge_group_overrides(shipped, chosen, given)), device)
 
 
 def _with_none(arguments: list[str], kinds: list[Any]) -> list[str]:

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from shoal.algos.registry import LEARNERS, check_group
 from shoal.config.counts import AUTO, to_count
 from shoal.config.job import Job
-from shoal.config.schema import TrainConfig
+from shoal.config.schema import SECTION_OF, make_sections
 from shoal.core.errors import ShoalError, unknown
 from shoal.core.launch_info import find_launch_info
 from shoal.core.machine import pick_device
@@ -32,7 +32,6 @@ def job_from_settings(world: str, **overrides: Any) -> Job:
     start = starting_point(cls, overrides.get("algo", "ppo"), overrides.get("device", "auto"))
     algo, device, run, learn, sizes = start
     shipped = run.get("per_group", ())
-    run_names = {f.name for f in fields(TrainConfig)}
     learn_names = {f.name for f in fields(LEARNERS[algo][0])}
     world_names = {f.name for f in fields(cls.Config)}
     for key, value in overrides.items():
@@ -42,21 +41,22 @@ def job_from_settings(world: str, **overrides: Any) -> Job:
             value = to_count(key, value)
         if key in ("per_group", "freeze", "load") and isinstance(value, str):
             value = (value,)
-        if key in run_names:
+        if key in SECTION_OF:
             run[key] = value
         elif key in learn_names:
             learn[key] = value
         elif key in world_names:
             raise ShoalError(f"{key} is a setting of the world: give it as world_config=dict({key}={value!r}).")
         else:
-            raise unknown("setting", key, run_names | learn_names)
+            raise unknown("setting", key, SECTION_OF.keys() | learn_names)
     for key in world_overrides:
         if key not in world_names:
             raise unknown(f"setting of {world}", key, world_names)
     chosen = run["per_group"] if "per_group" in overrides else ()
     run["per_group"] = merge_group_overrides(shipped, chosen, overrides)
     world_config = make_settings(cls.Config, {**sizes, **world_overrides}, "world.")
-    return resolve(Job(full_path(world), TrainConfig(**run), LEARNERS[algo][0](**learn), world_config), device)
+    job = Job(full_path(world), LEARNERS[algo][0](**learn), world_config, **make_sections(run))
+    return resolve(job, device)
 
 
 def tuned(world: Any, algo: str, device: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -73,9 +73,8 @@ def tuned(world: Any, algo: str, device: str) -> tuple[dict[str, Any], dict[str,
     own = [section for name in (learner.like, algo) if name for section in (name, f"{name}_{kind}")]
     for section in ("common", kind, learner.run, *own):
         found.update(world.settings.get(section, {}) if isinstance(section, str) else section)
-    run_names = {f.name for f in fields(TrainConfig)}
     learn_names = {f.name for f in fields(learner)}
-    run = {k: v for k, v in found.items() if k in run_names}
+    run = {k: v for k, v in found.items() if k in SECTION_OF}
     learn = {k: v for k, v in found.items() if k in learn_names}
     return run, learn, found.get("world", {})
 
@@ -84,7 +83,7 @@ def check_preset(world: Any) -> None:
     """Refuse sections and keys of a world's preset that name no setting."""
     algos = [name if kind is None else f"{name}_{kind}" for name in LEARNERS for kind in (None, *KINDS)]
     sections = ["common", *KINDS, *algos]
-    names = {f.name for config in (TrainConfig, *(config for config, _ in LEARNERS.values())) for f in fields(config)}
+    names = {*SECTION_OF, *(f.name for config, _ in LEARNERS.values() for f in fields(config))}
     world_names = {f.name for f in fields(world.Config)}
     for section, values in world.settings.items():
         if section not in sections:
@@ -116,58 +115,56 @@ def resolve(job: Job, device: str) -> Job:
 
     Compiled: always on a GPU; on a CPU only long runs, and only where there is a C++ compiler.
     """
-    config = settle_processes(replace(job.train, device=device))
+    job = resolve_process_count(job.change(device=device))
     gpu = device.startswith("cuda")
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-    compile_it = gpu or (compiler is not None and config.total_steps >= COMPILE_FROM_STEPS)
-    if config.learner_device is not None:
-        pick_device(config.learner_device, "--learner-device")
-    settled = replace(
-        config,
-        device=device,
-        compile=config.compile if config.compile != "auto" else "on" if compile_it else "off",
-        encoder=full_path(config.encoder),
-        precision=config.precision if config.precision != "auto" else "bf16" if gpu else "fp32",
+    compile_it = gpu or (compiler is not None and job.run.total_steps >= COMPILE_FROM_STEPS)
+    if job.schedule.learner_device is not None:
+        pick_device(job.schedule.learner_device, "--learner-device")
+    hardware = job.hardware
+    return job.change(
+        compile=hardware.compile if hardware.compile != "auto" else "on" if compile_it else "off",
+        encoder=full_path(job.policy.encoder),
+        precision=hardware.precision if hardware.precision != "auto" else "bf16" if gpu else "fp32",
     )
-    return replace(job, train=settled)
 
 
-def settle_processes(config: TrainConfig) -> TrainConfig:
-    """The number of processes that is meant, checked: those that a launcher has started, or those to start."""
-    place = find_launch_info()
-    count = config.processes
-    if place is not None:
-        count = place.size
-    elif config.gpus is not None:
-        there = torch.cuda.device_count()
-        if count not in (1, config.gpus):
-            raise ShoalError(f"Give --gpus {config.gpus} or --processes {count}, not both: a GPU has one process.")
-        if not config.device.startswith("cuda") or there < config.gpus:
+def resolve_process_count(job: Job) -> Job:
+    """The job with its number of processes, checked: those that a launcher has started, or those to start."""
+    launched, hardware, num_envs = find_launch_info(), job.hardware, job.run.num_envs
+    count = hardware.processes
+    if launched is not None:
+        count = launched.size
+    elif hardware.gpus is not None:
+        available = torch.cuda.device_count()
+        if count not in (1, hardware.gpus):
+            raise ShoalError(f"Give --gpus {hardware.gpus} or --processes {count}, not both: a GPU has one process.")
+        if not hardware.device.startswith("cuda") or available < hardware.gpus:
             raise ShoalError(
-                f"--gpus {config.gpus}: torch sees {there} GPU(s) here, and the device is {config.device}; use "
+                f"--gpus {hardware.gpus}: torch sees {available} GPU(s) here, and the device is {hardware.device}; use "
                 "--processes to share one, or CPU cores."
             )
-        count = config.gpus
-    if config.num_envs == AUTO:
+        count = hardware.gpus
+    if num_envs == AUTO:
         if count > 1:
             raise ShoalError(f"--num-envs auto is for a single process; give a number of envs for all {count} of them.")
-    elif config.num_envs % count:
+    elif num_envs % count:
         raise ShoalError(
-            f"{config.num_envs} envs cannot be shared out evenly to {count} processes; have a multiple of {count} "
-            f"envs, or a number of processes that divides {config.num_envs}."
+            f"{num_envs} envs cannot be split evenly between {count} processes; use a multiple of {count} envs, or a "
+            f"number of processes that divides {num_envs}."
         )
-    return replace(config, processes=count)
+    return job.change(processes=count)
 
 
 def check_groups(job: Job) -> None:
     """Refuse a job whose groups are not there or do not fit their settings."""
     names = list(job.policy_groups())
-    if job.train.one_policy:
+    if job.multi_agent.one_policy:
         _require_same_spaces(job)
-    for name in job.train.freeze:
+    for name in job.multi_agent.freeze:
         if name not in names:
             raise unknown("group to freeze:", name, names)
-    if set(job.train.freeze) == set(names):
+    if set(job.multi_agent.freeze) == set(names):
         raise ShoalError("--freeze names every group: nobody is left to learn.")
     for name in job.overrides():
         if name not in names:
@@ -176,7 +173,7 @@ def check_groups(job: Job) -> None:
         own = job.for_policy(name)
         for group in groups:
             check_group(own.learn, group)
-        own.learn.check_rnn(own.train.rnn != "none")
+        own.learn.check_rnn(own.policy.rnn != "none")
 
 
 def _require_same_spaces(job: Job) -> None:

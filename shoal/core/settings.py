@@ -1,13 +1,16 @@
-"""One check for every dataclass of settings: values of the declared type, finite, among the declared choices; and how
-such values are read from text."""
+"""Settings are dataclasses whose fields say in their types what they may hold.
+
+`Annotated[float, Bounds(gt=0)]` is a number above 0. One function checks every dataclass of settings: types, bounds,
+choices and finite numbers. Another one reads a value from text.
+"""
 
 import sys
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from shoal.core.errors import ShoalError, excerpt, unknown
 
@@ -21,6 +24,40 @@ LARGEST_FLOAT = 1e30
 
 LARGEST = 2**62
 """The largest whole number that a setting may have; a number of 64 bits holds it."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Bounds of a number, as part of a setting's type. Names are those of Python's operators (ge: >=)."""
+
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    lt: float | None = None
+    also: tuple[float, ...] = ()
+    """Values outside of the bounds that are allowed too."""
+
+    def admit(self, value: float) -> bool:
+        """Whether a value lies within the bounds."""
+        return value in self.also or not (
+            (self.ge is not None and value < self.ge)
+            or (self.gt is not None and value <= self.gt)
+            or (self.le is not None and value > self.le)
+            or (self.lt is not None and value >= self.lt)
+        )
+
+    def __str__(self) -> str:
+        if self.ge is not None and self.le is not None:
+            return f"between {self.ge:.10g} and {self.le:.10g}"
+        rules = {"at least": self.ge, "above": self.gt, "at most": self.le, "below": self.lt}
+        return " and ".join(f"{rule} {bound:.10g}" for rule, bound in rules.items() if bound is not None)
+
+
+Positive = Annotated[int, Bounds(ge=1)]
+NonNegative = Annotated[int, Bounds(ge=0)]
+PositiveFloat = Annotated[float, Bounds(gt=0)]
+NonNegativeFloat = Annotated[float, Bounds(ge=0)]
+Fraction = Annotated[float, Bounds(ge=0, le=1)]
 
 
 def check_settings(config: Any, prefix: str = "") -> None:
@@ -45,14 +82,19 @@ def make_settings(kind: type[T], values: Mapping[str, Any], prefix: str = "") ->
 
 
 def _typed(kind: Any, values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
     return {name: _check(prefix + name.replace("_", "-"), value, hints[name]) for name, value in values.items()}
 
 
 def _check(name: str, value: Any, kind: Any) -> Any:
     """The value, of its declared type, or a refusal."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is typing.Literal:
+    if origin is Annotated:
+        value = _check(name, value, arguments[0])
+        for bounds in arguments[1:]:
+            if isinstance(bounds, Bounds) and value is not None and not bounds.admit(value):
+                raise ShoalError(f"--{name} must be {bounds}, got {value}.")
+    elif origin is typing.Literal:
         if value not in arguments:
             raise unknown(f"choice for --{name}:", str(value), [str(a) for a in arguments])
     elif origin in (typing.Union, types.UnionType):

@@ -26,7 +26,7 @@ POLICY, STATE = "policy.safetensors", "state.safetensors"
 """The files for policies and for the rest."""
 
 MANIFEST = "manifest.json"
-FORMAT = 3
+FORMAT = 4
 
 PLAYED = "policy."
 """Begins the names of tensors that are played."""

@@ -9,7 +9,7 @@ from typing import Any
 from shoal.algos.registry import LEARNERS
 from shoal.config.counts import AUTO
 from shoal.config.job import Job
-from shoal.config.schema import TrainConfig
+from shoal.config.schema import SECTIONS, make_sections
 from shoal.core.errors import ShoalError, excerpt, unknown
 from shoal.core.registry import kind_of_world
 from shoal.core.settings import make_settings
@@ -20,7 +20,7 @@ from shoal.runs.trust import check_code, state_code
 CONFIG = "config.json"
 """The file of a run folder that holds its settings."""
 
-VERSION = 1
+VERSION = 2
 """Version of the file: another one has other settings or other names for them."""
 
 NOT_SAVED = {"run_dir", "trust"}
@@ -29,9 +29,10 @@ NOT_SAVED = {"run_dir", "trust"}
 
 def job_to_json(job: Job) -> str:
     """What config.json holds: all settings, and which code of the user's they need."""
-    train = {name: value for name, value in asdict(job.train).items() if name not in NOT_SAVED}
-    parts = {"version": VERSION, "world": job.world, "train": train, "learn": asdict(job.learn)}
-    parts["world_config"] = asdict(job.world_config)
+    parts: dict[str, Any] = {"version": VERSION, "world": job.world, "world_config": asdict(job.world_config)}
+    for section in SECTIONS:
+        parts[section] = {k: v for k, v in asdict(getattr(job, section)).items() if k not in NOT_SAVED}
+    parts["learn"] = asdict(job.learn)
     # As JSON gives them back: what is signed is what will be read.
     parts = json.loads(json.dumps(parts, default=str))
     return json.dumps(parts | state_code(parts), indent=2) + "\n"
@@ -44,42 +45,44 @@ def load_job(folder: Path, trust: bool = False) -> Job:
         raise ShoalError(f"{folder} is not a run: it has no config.json.")
     try:
         parts = read_json(path)
-        world, train, learn, world_config = _parts_of(path, parts)
+        world, settings = _parts_of(path, parts)
         kind_of_world(world)
         check_code(path, parts, trust)
         cls = world_class(world)
-        learn_class = LEARNERS[train.get("algo", TrainConfig.algo)][0]
-        for name, values, kind in (("train", train, TrainConfig), ("learn", learn, learn_class)):
-            _check_names(path, name, values, kind)
-        _check_names(path, "world_config", world_config, cls.Config)
-        train.update(run_dir=folder, trust=trust)
-        return Job(world, TrainConfig(**train), learn_class(**learn), make_settings(cls.Config, world_config, "world."))
+        learn_class = LEARNERS[settings["run"].get("algo", SECTIONS["run"].algo)][0]
+        kinds = {**SECTIONS, "learn": learn_class, "world_config": cls.Config}
+        for name, kind in kinds.items():
+            _check_names(path, name, settings[name], kind)
+        settings["run"].update(run_dir=folder, trust=trust)
+        sections = make_sections({k: v for section in SECTIONS for k, v in settings[section].items()})
+        world_config = make_settings(cls.Config, settings["world_config"], "world.")
+        return Job(world, learn_class(**settings["learn"]), world_config, **sections)
     except ShoalError as error:
         raise ShoalError(str(error) if str(folder) in str(error) else f"{path}: {error}") from None
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError, OSError) as error:
         raise ShoalError(f"{path} cannot be read as a run's settings: {excerpt(error, 200)}.") from None
 
 
-def _parts_of(path: Path, parts: Any) -> tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """World, and settings of the run, the learner and the world, of the types that they must have."""
+def _parts_of(path: Path, parts: Any) -> tuple[str, dict[str, dict[str, Any]]]:
+    """The world's name and the settings by section, where their types are as they must be."""
     if not isinstance(parts, dict):
         raise ShoalError(f"{path} must hold a JSON object.")
     if type(version := parts.get("version")) is not int or version != VERSION:
         raise ShoalError(
             f"{path}: version must be {VERSION}, which this version of Shoal reads, got {excerpt(version)}."
         )
-    world, *settings = [parts.get(name) for name in ("world", "train", "learn", "world_config")]
-    if not isinstance(world, str) or not all(isinstance(part, dict) for part in settings):
-        raise ShoalError(f"{path} must name a world, and hold objects called train, learn and world_config.")
-    train, learn, world_config = (_with_tuples(values) for values in settings)
-    for name, kind in (("encoder", str), ("algo", str)):
-        if not isinstance(train.get(name, ""), kind):
-            raise ShoalError(f"{path}: {name} must be a {kind.__name__}, got {excerpt(train[name])}.")
-    if train.get("num_envs") == AUTO:
+    names = (*SECTIONS, "learn", "world_config")
+    if not isinstance(parts.get("world"), str) or not all(isinstance(parts.get(name), dict) for name in names):
+        raise ShoalError(f"{path} must name a world, and hold objects called {', '.join(names)}.")
+    settings = {name: _with_tuples(parts[name]) for name in names}
+    for section, name in (("policy", "encoder"), ("run", "algo")):
+        if not isinstance(value := settings[section].get(name, ""), str):
+            raise ShoalError(f"{path}: {name} must be a str, got {excerpt(value)}.")
+    if settings["run"].get("num_envs") == AUTO:
         raise ShoalError(f"{path}: num_envs must be at least 1, got {AUTO}.")
-    if not all(isinstance(entry, str) for entry in train.get("per_group", ())):
+    if not all(isinstance(entry, str) for entry in settings["multi_agent"].get("per_group", ())):
         raise ShoalError(f"{path}: per_group must be a list of texts.")
-    return world, train, learn, world_config
+    return parts["world"], settings
 
 
 def _check_names(path: Path, part: str, values: dict[str, Any], kind: Any) -> None:

@@ -8,7 +8,6 @@ import platform
 import re
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 

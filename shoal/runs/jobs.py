@@ -1,14 +1,12 @@
 """Jobs that are ready to train: with networks of the runs they load from, and as many envs as fit in memory."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from shoal.config.counts import AUTO
-from shoal.config.job import Job
+from shoal.config.job import POLICY_SETTINGS, Job
 from shoal.config.parse import job_from_flags
 from shoal.config.resolve import check_groups, job_from_settings
-from shoal.config.schema import POLICY_SETTINGS
 from shoal.core.errors import ShoalError, unknown
 from shoal.core.user_files import full_path
 from shoal.runs.config_file import load_job
@@ -80,9 +78,9 @@ def _network_of(job: Job, path: Path, name: str) -> list[str]:
     own = other.for_policy(other.policy_of(same_group(other, name, path)))
     settings = []
     for key in (*POLICY_SETTINGS, *own.learn.network):
-        value = getattr(own.train, key) if key in POLICY_SETTINGS else getattr(own.learn, key)
+        value = getattr(own.policy, key) if key in POLICY_SETTINGS else getattr(own.learn, key)
         text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        settings.append(f"{name}.{key}={full_path(text) if key == 'policy' else text}")
+        settings.append(f"{name}.{key}={full_path(text) if key == 'encoder' else text}")
     return settings
 
 

@@ -84,17 +84,16 @@ class Session:
         self.lost: Path | None = None
         """The run folder that has disappeared, if it has."""
         self.signal: int | None = None
-        config = job.train
         loaded: list[Checkpoint] = []
         begun, steps = processes.lead(lambda: self._load(loaded, resumes))
-        self.progress = Progress(config.total_steps, steps, config.quiet or not processes.leads)
-        where = device_name(config.device) + (f", {processes.size} processes" if processes.size > 1 else "")
-        self.progress.say(f"{job.world} with {config.algo.upper()} on {where}, run {folder.path}")
-        made, wanted = config.iterations * config.steps_per_iteration - steps, config.total_steps - steps
+        self.progress = Progress(job.run.total_steps, steps, job.run.quiet or not processes.leads)
+        where = device_name(job.hardware.device) + (f", {processes.size} processes" if processes.size > 1 else "")
+        self.progress.say(f"{job.world} with {job.run.algo.upper()} on {where}, run {folder.path}")
+        made, wanted = job.run.iterations * job.run.steps_per_iteration - steps, job.run.total_steps - steps
         if processes.leads and made > 2 * wanted:
             self.progress.warn(
                 f"This run makes {made:,} env steps instead of {wanted:,}, since an iteration has "
-                f"{config.num_envs:,} envs x {config.rollout_steps} steps; lower one of them or raise --total-steps."
+                f"{job.run.num_envs:,} envs x {job.run.rollout_steps} steps; lower one of them or raise --total-steps."
             )
         start = time.monotonic()
         self.share = processes.share(job)
@@ -118,7 +117,7 @@ class Session:
             self._restore(loaded[0] if loaded else None)
         self.stage: World | None = None
         """Where this run is evaluated, if it is kept."""
-        if self.trainer.world.reuse_eval_world and config.eval_episodes:
+        if self.trainer.world.reuse_eval_world and job.evaluation.eval_episodes:
             try:
                 processes.lead(self._set_stage)
             except BaseException:
@@ -138,12 +137,12 @@ class Session:
 
     def _load(self, loaded: list[Checkpoint], resumes: bool) -> tuple[bool, int]:
         """Read the newest good checkpoint, if there is any, and forget what was written after it."""
-        folder, config = self.folder, self.job.train
+        folder, job = self.folder, self.job
         if resumes or folder.holds_checkpoints:
-            loaded.append(load_latest(folder.checkpoints, config.device, Progress(1, quiet=True).warn))
+            loaded.append(load_latest(folder.checkpoints, job.hardware.device, Progress(1, quiet=True).warn))
         steps = loaded[0].steps if loaded else 0
         if resumes:
-            refuse_finished(folder, steps, config.total_steps)
+            refuse_finished(folder, steps, job.run.total_steps)
             folder.write_config(self.asked)
         folder.trim(steps)
         return bool(loaded), steps
@@ -198,9 +197,9 @@ class Session:
         return Run(self.folder, self.job, by_group(self.job, self.trainer.policies))
 
     def _loop(self) -> None:
-        trainer, config = self.trainer, self.job.train
+        trainer, run = self.trainer, self.job.run
         device = trainer.world.device
-        every = config.checkpoint_every or max(1, config.total_steps // CHECKPOINTS_PER_RUN)
+        every = run.checkpoint_every or max(1, run.total_steps // CHECKPOINTS_PER_RUN)
         next_save = (trainer.steps // every + 1) * every
         self._start = self._logged_at = time.monotonic()
         self._first_steps = self._logged_steps = trainer.steps
@@ -214,7 +213,7 @@ class Session:
                 marks[-1].record()
                 if len(marks) > 2:
                     marks.pop(0).synchronize()
-            late = self.processes.leads and time.monotonic() - self._logged_at >= config.log_every
+            late = self.processes.leads and time.monotonic() - self._logged_at >= run.log_every
             stop, log = self.processes.decide(self.signal or 0, int(late or trainer.done))
             if stop:
                 self.signal = stop

@@ -1,7 +1,6 @@
 """Train a job, resume a run: in this process, or in several that this one starts."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from shoal.config.counts import to_count
@@ -63,14 +62,13 @@ def resume(
     """
     folder = RunFolder.open(path)
     job = load_job(folder.path, trust)
-    config = job.train
+    job = job.change(quiet=quiet or job.run.quiet)
     if total_steps is not None:
-        config = replace(config, total_steps=to_count("total_steps", total_steps))
+        job = job.change(total_steps=to_count("total_steps", total_steps))
     if processes is not None or gpus is not None:
-        config = replace(config, processes=1 if processes is None else processes, gpus=gpus)
-    config = replace(config, quiet=quiet or config.quiet)
-    device = pick_device(config.device, f"{folder.path / CONFIG}: device")
-    job = complete(resolve(replace(job, train=config), device), saved=True)
+        job = job.change(processes=1 if processes is None else processes, gpus=gpus)
+    device = pick_device(job.hardware.device, f"{folder.path / CONFIG}: device")
+    job = complete(resolve(job, device), saved=True)
 
     def open_folder() -> RunFolder:
         folder.lock()
@@ -80,7 +78,7 @@ def resume(
         return _in_folder(job, open_folder, resumes=True)
     open_folder()
     try:
-        refuse_finished(folder, latest_steps(folder.checkpoints), config.total_steps)
+        refuse_finished(folder, latest_steps(folder.checkpoints), job.run.total_steps)
         folder.write_config(job)
         return _with_others(job, folder)
     finally:

@@ -95,11 +95,10 @@ def _stated(path: Path, parts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _policies(parts: Mapping[str, Any]) -> list[str]:
-    """All values of the setting `policy`: the run's and those of single groups."""
-    train = parts["train"]
-    groups = [entry.partition("=") for entry in train.get("per_group", ())]
+    """All values of the setting `encoder`: the run's and those of single groups."""
+    groups = [entry.partition("=") for entry in parts["multi_agent"].get("per_group", ())]
     own = [value for name, _, value in groups if name.rpartition(".")[2] == "encoder"]
-    return [full_path(policy) for policy in (train.get("encoder", "auto"), *own)]
+    return [full_path(policy) for policy in (parts["policy"].get("encoder", "auto"), *own)]
 
 
 def _source_file(reference: str) -> Path:

@@ -4,7 +4,6 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -197,18 +196,17 @@ def bench_training(job: Job, seconds: float) -> dict[str, Any]:
 
 
 def _row(job: Job, kind: str, num_envs: int, world: World, **figures: float) -> dict[str, Any]:
-    config = job.train
     agents = sum(g.agents for g in world.groups)
     settings: dict[str, Any] = {}
     if kind == "training":
         settings = dict(
-            algo=config.algo,
-            rollout_steps=config.rollout_steps,
-            hidden=list(config.hidden),
-            activation=config.activation,
-            shared_encoder=config.shared_encoder,
-            compile=config.compile,
-            precision=config.precision,
+            algo=job.run.algo,
+            rollout_steps=job.run.rollout_steps,
+            hidden=list(job.policy.hidden),
+            activation=job.policy.activation,
+            shared_encoder=job.policy.shared_encoder,
+            compile=job.hardware.compile,
+            precision=job.hardware.precision,
             epochs=getattr(job.learn, "epochs", 1),
             num_minibatches=getattr(job.learn, "num_minibatches", 1),
         )

@@ -27,7 +27,7 @@ def make_world(
     cls, config = world_class(job.world), job.world_config
     if purpose != "training":
         config = getattr(cls, f"for_{purpose}")(config)
-    seen_to = {name: getattr(job.train, name) for name in cls.handles_settings}
+    seen_to = {name: getattr(job.wrappers, name) for name in cls.handles_settings}
     if (
         seen_to.get("time_limit") and "action_repeat" not in cls.handles_settings
     ):  # it counts choices, a world its own steps
@@ -71,7 +71,7 @@ def _make_policy(job: Job, group: Group) -> Policy:
 
 
 def _policy_with(job: Job, group: Group, encoder: Encoder) -> Policy:
-    config = job.train
+    config = job.policy
     if isinstance(job.learn, DDPGConfig):
         return ContinuousQPolicy(group, encoder, config.normalize_obs, **job.learn.head())
     rnn = rnn_maker(config.rnn, config.rnn_size, config.rnn_layers)

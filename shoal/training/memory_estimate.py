@@ -1,6 +1,6 @@
 """What a run costs in memory, told before anything is allocated, and how many envs fit."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -163,9 +163,9 @@ def estimate(job: Job, free: int | None = None) -> Estimate:
 
 def _copies(job: Job) -> int:
     """Rollouts besides the one that is made: those that wait to be learned from, and the one that is learned from."""
-    train = job.train
-    here = train.learner_device is None or full_device(train.learner_device) == full_device(train.device)
-    return train.max_policy_lag + 2 if train.asynchronous and here else 0
+    schedule, device = job.schedule, job.hardware.device
+    here = schedule.learner_device is None or full_device(schedule.learner_device) == full_device(device)
+    return schedule.max_policy_lag + 2 if schedule.asynchronous and here else 0
 
 
 def _state(world: World) -> int:

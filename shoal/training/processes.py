@@ -112,7 +112,7 @@ class Processes:
         for name in ("buffer_size", "batch_size"):
             if hasattr(learn, name):
                 learn = replace(learn, **{name: max(1, getattr(learn, name) // self.size)})
-        return replace(job, train=replace(job.train, num_envs=job.run.num_envs // self.size), learn=learn)
+        return replace(job.change(num_envs=job.run.num_envs // self.size), learn=learn)
 
     # --- states ------------------------------------------------------------------------------------------------------
 

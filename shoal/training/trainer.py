@@ -50,14 +50,13 @@ class Trainer(Counted):
     """Everything that a run moves from one iteration to the next, or one process's part of it."""
 
     def __init__(self, job: Job, processes: Processes | None = None):
-        config = job.train
-        _set_precision(config.torch_deterministic)
+        _set_precision(job.hardware.torch_deterministic)
         # Told whenever torch compiles the losses for a GPU, and of no use to anybody here.
         warnings.filterwarnings("ignore", r"\s*Online softmax is disabled on the fly", UserWarning)
         self.job = job
         self.processes = processes = processes or Processes()
-        compiled, bf16 = config.compile == "on", config.precision == "bf16"
-        envs = config.num_envs // processes.size
+        compiled, bf16 = job.hardware.compile == "on", job.hardware.precision == "bf16"
+        envs = job.run.num_envs // processes.size
         self.first_env = processes.rank * envs
         """Global number of this process's first env."""
         self.world = make_world(job, envs)
@@ -67,13 +66,13 @@ class Trainer(Counted):
         if isinstance(self.world, HostWorld):
             collector, more = (
                 HostCollector,
-                dict(graph=config.cuda_graphs, line=processes.finish_line(config.sync_frac)),
+                dict(graph=job.hardware.cuda_graphs, line=processes.finish_line(job.schedule.sync_frac)),
             )
         self.collector = collector(
             self.world,
             self._actors(),
-            config.rollout_steps,
-            config.seed,
+            job.run.rollout_steps,
+            job.run.seed,
             teams,
             self.first_env,
             compiled=compiled,
@@ -82,23 +81,25 @@ class Trainer(Counted):
         )
         for rollout in self.collector.rollouts.values():
             rollout.reducer = processes.reducer
-        learner = LEARNERS[config.algo][1]
+        learner = LEARNERS[job.run.algo][1]
         self.learners: dict[str, Learner] = {
-            name: learner(policy, self._experience(name), job.for_policy(name).learn, config.seed, compiled, bf16)
+            name: learner(policy, self._experience(name), job.for_policy(name).learn, job.run.seed, compiled, bf16)
             for name, policy in self.policies.items()
-            if name not in config.freeze
+            if name not in job.multi_agent.freeze
         }
         self.iteration = 0
-        self._collect = Graphed(self.collector.collect, self.world.device, config.cuda_graphs and self.world.on_device)
+        self._collect = Graphed(
+            self.collector.collect, self.world.device, job.hardware.cuda_graphs and self.world.on_device
+        )
         device = next(iter(self.learners.values())).device
         keeps = any(type(made).store is not Learner.store for made in self.learners.values())
-        recorded = config.cuda_graphs and processes.reducer.recordable
+        recorded = job.hardware.cuda_graphs and processes.reducer.recordable
         self._store = Graphed(self._store_all, device, recorded and keeps)
         pool = torch.cuda.graph_pool_handle() if recorded and device.type == "cuda" else None
         self._updates = {name: Graphed(made.update, device, recorded, pool) for name, made in self.learners.items()}
         self._read = Books(0.0, 0.0, {}, {})
         """What the last reading of the statistics found."""
-        self.collector.start(config.seed, self.first_env)
+        self.collector.start(job.run.seed, self.first_env)
 
     def _actors(self) -> dict[str, Policy]:
         """The policies that act."""
