@@ -4,6 +4,11 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shoal.config.options import PlayOptions
+    from shoal.runs.run import Run
 
 HELP = """\
 usage: shoal COMMAND ...
@@ -99,14 +104,9 @@ def _train(words: list[str]) -> int:
 
 
 def _resume(words: list[str]) -> int:
-    parser = _parser("resume", "Continue a run from its newest good checkpoint.")
-    parser.add_argument("run", metavar="RUN", help="run folder")
-    parser.add_argument("--total-steps", help="new end of the run, in env steps")
-    parser.add_argument("--processes", type=int, help="processes to go on with (default: as many as before)")
-    parser.add_argument("--gpus", type=int, help="GPUs of this machine to go on with, one process each")
-    parser.add_argument("--quiet", action="store_true", help="no progress on the terminal")
-    _trust_argument(parser)
-    options = parser.parse_args(words)
+    from shoal.config.options import ResumeOptions, parse_options
+
+    options = parse_options(ResumeOptions, "resume", words)
     from shoal.runs.start import resume
 
     counts = options.processes, options.gpus
@@ -155,33 +155,23 @@ def _told_by_another(error: Exception) -> bool:
 
 
 def _eval(words: list[str]) -> int:
-    parser = _parser(
-        "eval",
-        "Play whole episodes with a run's policy, in envs and with seeds of their own. Brackets are 95 % intervals.",
-    )
-    _run_arguments(parser)
-    parser.add_argument("--episodes", type=int, default=100, help="how many (default: 100)")
-    parser.add_argument("--out", metavar="FILE.json", help="write all scores and the figures of every episode")
-    parser.add_argument("--maps", type=int, metavar="N", help="draw top-down maps of the first N episodes (navigation)")
-    parser.add_argument("--maps-dir", metavar="DIR", help="folder for the maps (default: maps/ in the run folder)")
-    options = parser.parse_args(words)
+    from shoal.config.options import EvalOptions, parse_options
+
+    options = parse_options(EvalOptions, "eval", words)
     from shoal.core.errors import make_folder, new_file, writing
     from shoal.runs.evaluation import JSON
-    from shoal.runs.run import load_run
     from shoal.view.maps import Maps
 
     if options.out:
         new_file(options.out, JSON, "An evaluation")
     maps = None if options.maps is None else Maps(options.maps)
-    run = load_run(
-        options.run, options.checkpoint, options.device, options.random, options.load, options.set, options.trust
-    )
+    run = _load(options)
     if maps:
         maps_dir = make_folder(options.maps_dir) if options.maps_dir else run.folder.subfolder("maps")
         for old in () if options.maps_dir else maps_dir.glob("*.png"):  # of another evaluation
             with writing(old):
                 old.unlink()
-    found = run.evaluate(options.episodes, options.seed, options.sample, maps)
+    found = run.evaluate(options.episodes, options.seed, options.samples_actions, maps)
     lines = found.lines()
     try:
         if options.out:
@@ -195,41 +185,49 @@ def _eval(words: list[str]) -> int:
 
 
 def _record(words: list[str]) -> int:
-    parser = _parser("record", "Write a video of a run's policy (.mp4 or .gif) or one picture of many envs (.png).")
-    _run_arguments(parser)
-    parser.add_argument("--out", help="file: .mp4, .gif or .png (default: a video in videos/ of the run folder)")
-    parser.add_argument("--envs", type=int, help="envs side by side (default: 4; 16 for .png)")
-    parser.add_argument("--steps", type=int, help="steps to record (default: 10 s; for .png, the 100 before it)")
-    parser.add_argument(
-        "--fps", type=int, help="pictures per second (default: 50; 20 in worlds with places, 10 in navigation)"
-    )
-    options = parser.parse_args(words)
-    from shoal.runs.run import load_run
+    from shoal.config.options import RecordOptions, parse_options
+
+    options = parse_options(RecordOptions, "record", words)
     from shoal.view.video import record
 
-    run = load_run(
-        options.run, options.checkpoint, options.device, options.random, options.load, options.set, options.trust
-    )
-    print(record(run, options.out, options.envs, options.steps, options.fps, options.seed, options.sample))
+    size = options.envs, options.steps, options.fps
+    print(record(_load(options), options.out, *size, options.seed, options.samples_actions))
     return 0
 
 
+def _load(options: "PlayOptions") -> "Run":
+    """The run that options name, with the policies and settings that they ask for."""
+    from shoal.runs.run import load_run
+
+    return load_run(
+        options.run,
+        options.checkpoint,
+        options.device,
+        list(options.random),
+        list(options.load),
+        list(options.set),
+        options.trust,
+    )
+
+
 def _plot(words: list[str]) -> int:
-    parser = _parser("plot", "Draw the learning curves of one or more runs.")
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="run folders")
-    parser.add_argument("--out", help="file (default: curve.png in the first run folder)")
-    options = parser.parse_args(words)
+    from shoal.config.options import PlotOptions, parse_options
+
+    options = parse_options(PlotOptions, "plot", words)
     from shoal.view.plot import plot_runs
 
-    print(plot_runs(options.runs, options.out))
+    print(plot_runs(list(options.runs), options.out))
     return 0
 
 
 def _bench(words: list[str]) -> int:
     if words[:1] == ["render"]:
+        from shoal.config.options import BenchRenderOptions, parse_options
+
+        options = parse_options(BenchRenderOptions, "bench render", words[1:])
         from shoal.tools.bench_render import bench_render_command
 
-        return bench_render_command(words[1:])
+        return bench_render_command(options)
     world, flags = _world(words, "bench")
     from shoal.tools.bench import bench_command
 
@@ -249,21 +247,10 @@ def _scene(words: list[str]) -> int:
     return parts[words[0]](words[1:])
 
 
-def _scene_arguments(parser, several: bool = False) -> None:
-    kinds = "house:SEED, cabin:SEED, house:SEED@DETAIL, or a .glb, .gltf, .obj, .ply file"
-    if several:
-        parser.add_argument("scenes", metavar="SCENE", nargs="+", help=f"{kinds}; house:0-99, or a folder of files")
-    else:
-        parser.add_argument("scene", metavar="SCENE", help=kinds)
-    parser.add_argument("--up", default="auto", choices=["auto", "y", "z"], help="the file's upward axis")
-    parser.add_argument("--scale", type=float, default=1.0, help="meters per unit of the file (0.01: centimeters)")
-    parser.add_argument("--strict", action="store_true", help="refuse files whose textures are missing")
-
-
 def _scene_info(words: list[str]) -> int:
-    parser = _parser("scene info", "What a scene holds: size, triangles, materials, textures, labels, memory.")
-    _scene_arguments(parser)
-    options = parser.parse_args(words)
+    from shoal.config.options import SceneInfoOptions, parse_options
+
+    options = parse_options(SceneInfoOptions, "scene info", words)
     from shoal.scene.info import scene_info
 
     for line in scene_info(options.scene, options.up, options.scale, options.strict):
@@ -272,18 +259,9 @@ def _scene_info(words: list[str]) -> int:
 
 
 def _scene_render(words: list[str]) -> int:
-    import argparse
+    from shoal.config.options import SceneRenderOptions, parse_options
 
-    parser = _parser("scene render", "Write one picture of many views of a scene, in color and in depth.")
-    _scene_arguments(parser)
-    parser.add_argument("--views", type=int, default=16, help="how many (default: 16)")
-    parser.add_argument("--out", default="sheet.png", help="file: .png or .jpg (default: sheet.png)")
-    parser.add_argument("--size", default="192x144", help="pixels of each view (default: 192x144)")
-    parser.add_argument("--fov", type=float, default=90.0, help="horizontal field of view, degrees (default: 90)")
-    parser.add_argument("--seed", type=int, default=0, help="which views (default: 0)")
-    parser.add_argument("--light", action=argparse.BooleanOptionalAction, default=True, help="shade by a simple light")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
-    options = parser.parse_args(words)
+    options = parse_options(SceneRenderOptions, "scene render", words)
     from shoal.core.machine import pick_device
     from shoal.render.sheet import check_path, draw_sheet, parse_size, save_sheet
     from shoal.scene.sources import prepare
@@ -292,28 +270,21 @@ def _scene_render(words: list[str]) -> int:
     size, device = parse_size(options.size), pick_device(options.device)
     packed = prepare(options.scene, options.up, options.scale, device, options.strict)
     sheet = draw_sheet(
-        packed, options.views, size, light=options.light, fov=options.fov, seed=options.seed, device=device
+        packed, options.views, size, light=options.light, fov=options.hfov, seed=options.seed, device=device
     )
     print(save_sheet(sheet, options.out))
     return 0
 
 
 def _scene_episodes(words: list[str]) -> int:
-    parser = _parser(
-        "scene episodes", "Draw PointNav episodes by Habitat's rules and write FOLDER/SPLIT/content/SCENE.json.gz."
-    )
-    _scene_arguments(parser, several=True)
-    parser.add_argument("--count", type=int, default=100, help="episodes per scene (default: 100)")
-    parser.add_argument("--split", default="val", help="train, val or another name (default: val)")
-    parser.add_argument("--out", default="episodes", metavar="FOLDER", help="where to (default: episodes)")
-    parser.add_argument("--seed", type=int, default=0, help="which episodes (default: 0)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
-    options = parser.parse_args(words)
+    from shoal.config.options import SceneEpisodesOptions, parse_options
+
+    options = parse_options(SceneEpisodesOptions, "scene episodes", words)
     from shoal.core.machine import pick_device
     from shoal.nav.episodes import make_episodes
 
     lines = make_episodes(
-        options.scenes,
+        list(options.scenes),
         options.count,
         options.split,
         options.out,
@@ -336,9 +307,10 @@ def _check(words: list[str]) -> int:
 
 
 def _list(words: list[str]) -> int:
-    _parser("list", "The worlds there are.").parse_args(words)
+    from shoal.config.options import ListOptions, parse_options
     from shoal.core.registry import HOST_KINDS, WORLDS
 
+    parse_options(ListOptions, "list", words)
     width = max(len(name) for name in WORLDS)
     for name, (_, _, line) in sorted(WORLDS.items()):
         print(f"{name:{width}}  {line}")
@@ -373,38 +345,6 @@ def _world(words: list[str], command: str) -> tuple[str, list[str]]:
     if words[0].startswith("-"):
         raise ShoalError(f"`shoal {command}` wants the world first: shoal {command} cartpole {' '.join(words)}")
     return words[0], words[1:]
-
-
-def _parser(command: str, description: str):
-    import argparse
-
-    return argparse.ArgumentParser(prog=f"shoal {command}", description=description)
-
-
-def _run_arguments(parser) -> None:
-    import argparse
-
-    parser.add_argument("run", metavar="RUN", help="run folder")
-    parser.add_argument("--checkpoint", default="best", help="best, last or a step number (default: best)")
-    parser.add_argument("--device", help="auto, cpu, cuda or cuda:N (default: auto)")
-    parser.add_argument("--seed", type=int, help="seed of the episodes (default: the run's)")
-    parser.add_argument("--random", nargs="+", default=[], metavar="GROUP", help="groups that act at random instead")
-    parser.add_argument("--load", nargs="+", default=[], metavar="GROUP=RUN", help="groups that another run plays for")
-    parser.add_argument(
-        "--set", nargs="+", default=[], metavar="NAME=VALUE", help="other settings of the world: eval-scenes=my/folder"
-    )
-    parser.add_argument(
-        "--sample",
-        action=argparse.BooleanOptionalAction,
-        help="draw actions instead of taking the likeliest (default: as the run's own evaluations)",
-    )
-    _trust_argument(parser)
-
-
-def _trust_argument(parser) -> None:
-    parser.add_argument(
-        "--trust", action="store_true", help="execute the run's own code although you have not trained it here"
-    )
 
 
 if __name__ == "__main__":
