@@ -1,4 +1,4 @@
-"""config.json of a run folder: written, and read as data."""
+"""Write and read config.json of a run folder."""
 
 import json
 import os
@@ -15,30 +15,30 @@ from shoal.core.registry import kind_of_world
 from shoal.core.settings import make_settings
 from shoal.core.world_loading import world_class
 from shoal.runs.files import read_json
-from shoal.runs.trust import check_code, state_code
+from shoal.runs.trust import check_code, record_code
 
 CONFIG = "config.json"
-"""The file of a run folder that holds its settings."""
+"""File of a run folder with its settings."""
 
 VERSION = 1
-"""Version of the file: another one has other settings or other names for them."""
+"""Format version; it changes with the names of settings."""
 
 NOT_SAVED = {"run_dir", "trust"}
-"""Settings of a run that belong to one command, not to its folder."""
+"""Settings of a command, not of the run."""
 
 
 def job_to_json(job: Job) -> str:
-    """What config.json holds: all settings, and which code of the user's they need."""
+    """The text of config.json: all settings, and the user code that they need."""
     train = {name: value for name, value in asdict(job.train).items() if name not in NOT_SAVED}
     parts = {"version": VERSION, "world": job.world, "train": train, "learn": asdict(job.learn)}
     parts["world_config"] = asdict(job.world_config)
-    # As JSON gives them back: what is signed is what will be read.
+    # The signature covers the values as JSON returns them.
     parts = json.loads(json.dumps(parts, default=str))
-    return json.dumps(parts | state_code(parts), indent=2) + "\n"
+    return json.dumps(parts | record_code(parts), indent=2) + "\n"
 
 
 def load_job(folder: Path, trust: bool = False) -> Job:
-    """The job of a run folder, as it was saved; code that it needs must be this user's, or trusted."""
+    """Load the job of a run folder; refuses user code that is neither signed by this user nor trusted."""
     path = folder / CONFIG
     if not os.path.lexists(path):
         raise ShoalError(f"{folder} is not a run: it has no config.json.")
@@ -61,7 +61,7 @@ def load_job(folder: Path, trust: bool = False) -> Job:
 
 
 def _parts_of(path: Path, parts: Any) -> tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """World, and settings of the run, the learner and the world, of the types that they must have."""
+    """The world's name and the settings of run, learner and world, with their types checked."""
     if not isinstance(parts, dict):
         raise ShoalError(f"{path} must hold a JSON object.")
     if type(version := parts.get("version")) is not int or version != VERSION:
@@ -69,9 +69,10 @@ def _parts_of(path: Path, parts: Any) -> tuple[str, dict[str, Any], dict[str, An
             f"{path}: version must be {VERSION}, which this version of Shoal reads, got {excerpt(version)}."
         )
     world, *settings = [parts.get(name) for name in ("world", "train", "learn", "world_config")]
-    if not isinstance(world, str) or not all(isinstance(part, dict) for part in settings):
+    objects = [_with_tuples(part) for part in settings if isinstance(part, dict)]
+    if not isinstance(world, str) or len(objects) < len(settings):
         raise ShoalError(f"{path} must name a world, and hold objects called train, learn and world_config.")
-    train, learn, world_config = (_with_tuples(values) for values in settings)
+    train, learn, world_config = objects
     for name, kind in (("encoder", str), ("algo", str)):
         if not isinstance(train.get(name, ""), kind):
             raise ShoalError(f"{path}: {name} must be a {kind.__name__}, got {excerpt(train[name])}.")
@@ -83,7 +84,7 @@ def _parts_of(path: Path, parts: Any) -> tuple[str, dict[str, Any], dict[str, An
 
 
 def _check_names(path: Path, part: str, values: dict[str, Any], kind: Any) -> None:
-    """Every setting must be there, by its name, and no other."""
+    """Raise ShoalError for unknown or missing settings."""
     known = {f.name for f in fields(kind)}
     for name in values:
         if name not in known:
@@ -93,5 +94,5 @@ def _check_names(path: Path, part: str, values: dict[str, Any], kind: Any) -> No
 
 
 def _with_tuples(values: dict[str, Any]) -> dict[str, Any]:
-    """JSON has lists where settings have tuples."""
+    """Replace JSON's lists by tuples."""
     return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
