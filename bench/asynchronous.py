@@ -50,9 +50,9 @@ def train(side, steps, seed, hidden):
         while not trainer.done:
             trainer.iterate()
         rate = (trainer.steps - before) / (time.perf_counter() - start)
-        with trainer.still():
+        with trainer.paused():
             fast = make_job("cartpole", device="cpu", num_envs=50)
-            score = evaluate(fast, {"cart": next(iter(by_group(job, trainer.players).values()))}, 100).mean
+            score = evaluate(fast, {"cart": next(iter(by_group(job, trainer.acting_policies).values()))}, 100).mean
     finally:
         trainer.close()
     return rate, score

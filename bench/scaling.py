@@ -34,7 +34,7 @@ from shoal.runs.jobs import make_job
 from shoal.runs.launching import LOOPBACK
 from shoal.runs.progress import si
 from shoal.tools.bench import machine, save
-from shoal.training.processes import Processes, joined
+from shoal.training.processes import Communicator, join_processes
 from shoal.training.trainer import Trainer
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
@@ -146,7 +146,7 @@ def checked(device: str, count: int) -> Job:
     return make_job(WORLD, **CHECKED, device=device, num_envs=ENVS[device] * count, total_steps=10**9, eval_episodes=0)
 
 
-def iterations(device: str, processes: Processes) -> dict[str, float]:
+def iterations(device: str, processes: Communicator) -> dict[str, float]:
     """Seconds of an iteration, the best of some blocks, and how many sums over all it makes."""
     trainer = Trainer(checked(device, processes.size), processes)
     learner = next(iter(trainer.learners.values()))
@@ -198,11 +198,11 @@ def _work(device: str, rank: int, count: int, store: str, answers: Any) -> None:
         os.sched_setaffinity(0, [sorted(os.sched_getaffinity(0))[rank]])
         torch.set_num_threads(1)
     if count == 1:
-        answers.put(iterations(device, Processes()))
+        answers.put(iterations(device, Communicator()))
         return
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(count), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(count))
     os.environ.update({STORE: store, "GLOO_SOCKET_IFNAME": LOOPBACK})
-    with joined(checked(device, count)) as (_, processes):
+    with join_processes(checked(device, count)) as (_, processes):
         found = iterations(device, processes)
         if rank == 0:
             answers.put(found)

@@ -115,7 +115,7 @@ def _resume(words: list[str]) -> int:
 
 def _to_the_end(train: Callable) -> int:
     """Train; then say where the results are and what to try next. Of several processes, one talks."""
-    from shoal.core.launch_info import find_launch_info, follows
+    from shoal.core.launch_info import find_launch_info, is_follower
     from shoal.runs.interrupts import ended_at_second_signal
     from shoal.runs.session import Stopped
 
@@ -123,10 +123,10 @@ def _to_the_end(train: Callable) -> int:
         with ended_at_second_signal() if find_launch_info() is None else nullcontext():  # a launcher ends its processes
             run = train()
     except Stopped as stop:
-        if not follows():
+        if not is_follower():
             print(f"shoal: {stop}", file=sys.stderr)
         return stop.exit_code
-    if follows():
+    if is_follower():
         return 0
     scores = run.folder.scores()
     if scores:
@@ -148,10 +148,10 @@ def _told_by_another(error: Exception) -> bool:
         return False
     import torch.distributed as dist
 
-    from shoal.core.launch_info import follows
-    from shoal.training.processes import Told
+    from shoal.core.launch_info import is_follower
+    from shoal.training.processes import LeaderError
 
-    return follows() and (isinstance(error, Told) or not dist.is_initialized())
+    return is_follower() and (isinstance(error, LeaderError) or not dist.is_initialized())
 
 
 def _eval(words: list[str]) -> int:

@@ -32,7 +32,7 @@ CONTENTS = {
     "longer": lambda path: path.write_bytes(path.read_bytes() + b"\n{}"),
     "text": lambda path: path.write_text("[1, 2]"),
 }
-"""Damage to what is in a file."""
+"""Damage to the content of a file."""
 
 DAMAGES = CONTENTS | {
     "missing": replace_by(lambda path: None),

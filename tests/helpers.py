@@ -110,7 +110,7 @@ def play_twins(envs: list[Any], actions: np.ndarray) -> Record:
 
 
 def play_world(world: World, actions: np.ndarray, seed: int | None = 0) -> Record:
-    """Step a world of one group with one agent; `seed` None goes on from where it stands."""
+    """Step a world of one group with one agent; `seed` None continues from its state."""
     name = world.groups[0].name
     outputs = world.outputs if seed is None else world.reset(seed)
     first = outputs.groups[name].observation[:, 0].numpy().copy()

@@ -61,7 +61,7 @@ def test_the_tutorial_is_the_example_in_pieces():
 
 
 def test_the_commands_of_the_tutorial_run(tmp_path, monkeypatch):
-    """In their order, each as it stands but for its length."""
+    """In order, each unchanged but shorter."""
     monkeypatch.chdir(tmp_path)
     train = "--total-steps 1024 --num-envs 16 --rollout-steps 16 --eval-episodes 2 --device cpu --quiet --run-dir"
     shorter = {

@@ -38,7 +38,7 @@ def test_importing_shoal_sets_nothing_in_the_environment():
     assert set(names) <= BY_LIBRARIES
 
 
-def test_the_command_line_keeps_what_the_user_has_set():
+def test_the_command_line_keeps_the_users_environment():
     command = "import os, shoal.cli; shoal.cli.main(['--version']); print(os.environ['GOMP_SPINCOUNT'])"
     for given, found in ((None, "2000"), ("7", "7")):
         env = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}

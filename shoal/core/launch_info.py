@@ -77,7 +77,7 @@ def first_host(nodes: str) -> str:
     return "localhost" if found is None else found[1] + (found[2] or "")
 
 
-def follows() -> bool:
+def is_follower() -> bool:
     """Whether this process leaves talking to another one."""
     place = find_launch_info()
     return place is not None and place.rank > 0

@@ -1,7 +1,7 @@
-"""Checkpoints: tensors as safetensors, a manifest with checksums, written atomically. No pickle anywhere.
+"""Checkpoints: tensors as safetensors, a manifest with checksums, written atomically, without pickle.
 
-What is played, the policies, is in one file, and the rest that training goes on from in another, which can be many
-times as large (a replay) and is not kept for long.
+Policies are in one file. The rest of the training state is in another, which can be many times as large (a replay) and
+is kept for the newest checkpoints only.
 """
 
 import json
@@ -23,19 +23,19 @@ from shoal.core.errors import FileError, ShoalError, excerpt, writing
 from shoal.runs import files
 
 POLICY, STATE = "policy.safetensors", "state.safetensors"
-"""The files for policies and for the rest."""
+"""Files of the policies and of the rest of the training state."""
 
 MANIFEST = "manifest.json"
 FORMAT = 4
 
-PLAYED = "policy."
-"""Begins the names of tensors that are played."""
+POLICY_PREFIX = "policy."
+"""Prefix of the names of policy tensors."""
 
 WRITING = ".writing_"
-"""Begins the name of a checkpoint that is not complete."""
+"""Prefix of the folder of an incomplete checkpoint."""
 
 HEADER = 2**24
-"""Most bytes of a file beside its tensors."""
+"""Maximum bytes of a file in addition to its tensors."""
 
 DTYPES = {
     str(dtype): dtype
@@ -48,17 +48,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint folder held, checked."""
+    """The verified content of a checkpoint folder."""
 
     path: Path
     state: dict[str, torch.Tensor]
-    """Of the policies alone, if no more was asked for."""
+    """Tensors of the files that were requested."""
     iteration: int
     steps: int
 
 
 def save_checkpoint(folder: Path, state: dict[str, torch.Tensor], iteration: int, steps: int) -> Path:
-    """Write `folder/step_N`: first under a temporary name, then renamed, so that a half-written one is never seen."""
+    """Write `folder/step_N` under a temporary name, then rename it: it is complete or absent."""
     files.make_folder(folder)
     final = folder / _name(steps)
     temporary = folder / f"{WRITING}{steps:012d}"
@@ -66,16 +66,16 @@ def save_checkpoint(folder: Path, state: dict[str, torch.Tensor], iteration: int
     try:
         with writing(final):
             temporary.mkdir()
-            mode = temporary.stat().st_mode & 0o666  # safetensors gives its files to their owner alone
-            # Copies: safetensors refuses tensors that share memory, and the flat parameters are views of one vector.
+            mode = temporary.stat().st_mode & 0o666  # safetensors writes files with mode 600
+            # safetensors refuses tensors that share memory, and the parameters are views of one flat vector.
             tensors = {name: _on_host(tensor.detach()) for name, tensor in state.items()}
             parts = {POLICY: {}, STATE: {}}
             for name, tensor in tensors.items():
-                parts[POLICY if name.startswith(PLAYED) else STATE][name] = tensor
+                parts[POLICY if name.startswith(POLICY_PREFIX) else STATE][name] = tensor
             for file, part in parts.items():
                 try:
                     save_file(part, temporary / file)
-                except SafetensorError as error:  # how it reports a full disk
+                except SafetensorError as error:  # a full disk among others
                     raise OSError(str(error)) from None
                 (temporary / file).chmod(mode)
             manifest = dict(
@@ -83,7 +83,7 @@ def save_checkpoint(folder: Path, state: dict[str, torch.Tensor], iteration: int
                 iteration=iteration,
                 steps=steps,
                 sha256={file: files.sha256(temporary / file) for file in parts},
-                tensors=_described(tensors),
+                tensors=_describe(tensors),
             )
             files.write_text(temporary / MANIFEST, json.dumps(manifest, indent=1) + "\n")
             for file in parts:
@@ -100,13 +100,13 @@ def _name(steps: int) -> str:
     return f"step_{steps:012d}"
 
 
-def _described(tensors: dict[str, torch.Tensor]) -> dict[str, list[Any]]:
-    """Dtype and shape of tensors, as the manifest has them."""
+def _describe(tensors: dict[str, torch.Tensor]) -> dict[str, list[Any]]:
+    """Dtype and shape by name, in the manifest's form."""
     return {name: [str(tensor.dtype), list(tensor.shape)] for name, tensor in tensors.items()}
 
 
 def find_checkpoints(folder: Path) -> dict[int, Path]:
-    """Env steps and path of every checkpoint in a folder, in order; other entries `step_…` give a warning."""
+    """Env steps -> path of every checkpoint in a folder, ascending; warns of other entries `step_…`."""
     found, strange = {}, []
     for name in files.list_folder(folder):
         if name.startswith("step_"):
@@ -121,26 +121,30 @@ def find_checkpoints(folder: Path) -> dict[int, Path]:
 
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in the host's memory: what comes from a GPU is one already."""
+    """A contiguous copy in host memory; `cpu()` already copies from a GPU."""
     return tensor.cpu().contiguous() if tensor.is_cuda else tensor.clone(memory_format=torch.contiguous_format)
 
 
 def strip_checkpoint(path: Path) -> None:
-    """Keep of a checkpoint only what is played. The large file goes first: the disk may be full."""
+    """Reduce a checkpoint to its policies. The large file goes first, since the disk may be full."""
     files.remove(path / STATE)
-    with suppress(FileError):  # damaged, or a full disk: reading the checkpoint says so
+    with suppress(FileError):  # damaged, or a full disk: reading the checkpoint reports it
         manifest = _read_manifest(path)
         if manifest["sha256"].pop(STATE, None) is not None:
             files.write_text(path / MANIFEST, json.dumps(manifest, indent=1) + "\n")
 
 
 def check_checkpoint(path: Path, wanted: tuple[str, ...] = (POLICY, STATE)) -> dict[str, Any]:
-    """The manifest of a checkpoint, or in one sentence what is wrong with which file."""
+    """Verify files of a checkpoint against its manifest, and return the manifest.
+
+    Raises:
+        ShoalError: Names the file and its fault.
+    """
     manifest = _read_manifest(path)
     largest = HEADER + sum(DTYPES[dtype].itemsize * math.prod(shape) for dtype, shape in manifest["tensors"].values())
     for file in wanted:
         if file not in manifest["sha256"]:
-            raise ShoalError(f"{path} is too old to be gone on from: only its policy is kept, for playing.")
+            raise ShoalError(f"{path} is too old to resume from: only its policies are kept.")
         if not os.path.lexists(path / file):
             raise FileError(f"{path / file} is missing.")
         if files.size(path / file) > largest or files.sha256(path / file) != manifest["sha256"][file]:
@@ -149,7 +153,7 @@ def check_checkpoint(path: Path, wanted: tuple[str, ...] = (POLICY, STATE)) -> d
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint, every value checked."""
+    """Read and validate the manifest of a checkpoint."""
     file = path / MANIFEST
     found = files.read_json(file)
     if not isinstance(found, dict):
@@ -158,7 +162,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         if name not in found or not is_good(found[name]):
             raise FileError(f"{file} is damaged: {name} must be {rule}, got {excerpt(found.get(name, 'nothing'))}.")
     if path.name != _name(found["steps"]):
-        raise FileError(f"{file} is of another checkpoint: it has {found['steps']} steps.")
+        raise FileError(f"{file} belongs to another checkpoint, with {found['steps']} steps.")
     return found
 
 
@@ -196,7 +200,11 @@ MANIFEST_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def load_checkpoint(path: Path, device: torch.device | str, wanted: tuple[str, ...] = (POLICY, STATE)) -> Checkpoint:
-    """Read one checkpoint, or some files of it, or say in one sentence what is wrong with which file."""
+    """Read files of a checkpoint.
+
+    Raises:
+        ShoalError: Names the file and its fault.
+    """
     manifest = check_checkpoint(path, wanted)
     state: dict[str, torch.Tensor] = {}
     for file in wanted:
@@ -204,22 +212,22 @@ def load_checkpoint(path: Path, device: torch.device | str, wanted: tuple[str, .
             state.update(load_file(path / file, device=str(device)))
         except (SafetensorError, TypeError, ValueError, OSError) as error:
             raise FileError(f"{path / file} is damaged: {excerpt(error)}.") from None
-    described = {name: entry for name, entry in manifest["tensors"].items() if name in state}
-    if _described(state) != described:
+    expected = {name: entry for name, entry in manifest["tensors"].items() if name in state}
+    if _describe(state) != expected:
         raise FileError(f"{path} is damaged: its tensors are not those in the manifest.")
-    played = ((name, tensor) for name, tensor in state.items() if name.startswith(PLAYED))
-    if bad := [name for name, tensor in played if not bool(torch.isfinite(tensor).all())]:
-        raise FileError(f"{path / POLICY} holds weights that are not finite: {excerpt(', '.join(bad), 1000)}.")
+    weights = ((name, tensor) for name, tensor in state.items() if name.startswith(POLICY_PREFIX))
+    if bad := [name for name, tensor in weights if not bool(torch.isfinite(tensor).all())]:
+        raise FileError(f"{path / POLICY} holds non-finite weights: {excerpt(', '.join(bad), 1000)}.")
     return Checkpoint(path, state, manifest["iteration"], manifest["steps"])
 
 
-def load_latest(folder: Path, device: torch.device | str, warn) -> Checkpoint:
-    """The newest good checkpoint of a run; damaged ones are passed over with a warning each."""
+def load_latest(folder: Path, device: torch.device | str, warn: Callable[[str], None]) -> Checkpoint:
+    """Load the newest valid checkpoint of a run; skips damaged ones with a warning each."""
     return _newest(folder, lambda path: load_checkpoint(path, device), warn)
 
 
 def latest_steps(folder: Path) -> int:
-    """Env steps of the newest good checkpoint of a run."""
+    """Env steps of the newest valid checkpoint of a run."""
     return _newest(folder, check_checkpoint, lambda text: None)["steps"]
 
 
@@ -232,15 +240,15 @@ def _newest(folder: Path, read: Callable[[Path], T], warn: Callable[[str], None]
         raise ShoalError(f"{folder} holds no checkpoint yet; start the run again with `shoal train`.")
     candidates = [path for path in reversed(found) if not _is_stripped(path)]
     if not candidates:
-        raise ShoalError(f"{folder} holds policies only, for playing; start another run, with --load from this one.")
+        raise ShoalError(f"{folder} holds policies only; start another run, with --load from this one.")
     problems = []
     for path in candidates:
         try:
             return read(path)
         except ShoalError as error:
             problems.append(str(error))
-            warn(f"{error} Trying the one before it.")
-    raise ShoalError(f"{folder} holds no good checkpoint. {problems[0]}")
+            warn(f"{error} Trying the previous one.")
+    raise ShoalError(f"{folder} holds no valid checkpoint. {problems[0]}")
 
 
 def _is_stripped(path: Path) -> bool:
@@ -251,7 +259,7 @@ def _is_stripped(path: Path) -> bool:
 
 
 def compare(saved: dict[str, torch.Tensor], own: dict[str, torch.Tensor], path: Path) -> None:
-    """Refuse a state of another world, policy or shape; every differing field is listed and nothing is loaded."""
+    """Raise ShoalError unless names, shapes and dtypes agree; the message lists every difference."""
     differences = []
     for name in sorted(saved.keys() | own.keys()):
         if name not in own:

@@ -1,4 +1,4 @@
-"""config.json of a run folder: written, and read as data."""
+"""Write and read config.json of a run folder."""
 
 import json
 import os
@@ -15,31 +15,31 @@ from shoal.core.registry import kind_of_world
 from shoal.core.settings import make_settings
 from shoal.core.world_loading import world_class
 from shoal.runs.files import read_json
-from shoal.runs.trust import check_code, state_code
+from shoal.runs.trust import check_code, record_code
 
 CONFIG = "config.json"
-"""The file of a run folder that holds its settings."""
+"""File of a run folder with its settings."""
 
 VERSION = 2
-"""Version of the file: another one has other settings or other names for them."""
+"""Format version; it changes with the names of settings."""
 
 NOT_SAVED = {"run_dir", "trust"}
-"""Settings of a run that belong to one command, not to its folder."""
+"""Settings of a command, not of the run."""
 
 
 def job_to_json(job: Job) -> str:
-    """What config.json holds: all settings, and which code of the user's they need."""
+    """The text of config.json: all settings, and the user code that they need."""
     parts: dict[str, Any] = {"version": VERSION, "world": job.world, "world_config": asdict(job.world_config)}
     for section in SECTIONS:
         parts[section] = {k: v for k, v in asdict(getattr(job, section)).items() if k not in NOT_SAVED}
     parts["learn"] = asdict(job.learn)
-    # As JSON gives them back: what is signed is what will be read.
+    # The signature covers the values as JSON returns them.
     parts = json.loads(json.dumps(parts, default=str))
-    return json.dumps(parts | state_code(parts), indent=2) + "\n"
+    return json.dumps(parts | record_code(parts), indent=2) + "\n"
 
 
 def load_job(folder: Path, trust: bool = False) -> Job:
-    """The job of a run folder, as it was saved; code that it needs must be this user's, or trusted."""
+    """Load the job of a run folder; refuses user code that is neither signed by this user nor trusted."""
     path = folder / CONFIG
     if not os.path.lexists(path):
         raise ShoalError(f"{folder} is not a run: it has no config.json.")
@@ -64,7 +64,7 @@ def load_job(folder: Path, trust: bool = False) -> Job:
 
 
 def _parts_of(path: Path, parts: Any) -> tuple[str, dict[str, dict[str, Any]]]:
-    """The world's name and the settings by section, where their types are as they must be."""
+    """The world's name and the settings by section, with their types checked."""
     if not isinstance(parts, dict):
         raise ShoalError(f"{path} must hold a JSON object.")
     if type(version := parts.get("version")) is not int or version != VERSION:
@@ -86,7 +86,7 @@ def _parts_of(path: Path, parts: Any) -> tuple[str, dict[str, dict[str, Any]]]:
 
 
 def _check_names(path: Path, part: str, values: dict[str, Any], kind: Any) -> None:
-    """Every setting must be there, by its name, and no other."""
+    """Raise ShoalError for unknown or missing settings."""
     known = {f.name for f in fields(kind)}
     for name in values:
         if name not in known:
@@ -96,5 +96,5 @@ def _check_names(path: Path, part: str, values: dict[str, Any], kind: Any) -> No
 
 
 def _with_tuples(values: dict[str, Any]) -> dict[str, Any]:
-    """JSON has lists where settings have tuples."""
+    """Replace JSON's lists by tuples."""
     return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}

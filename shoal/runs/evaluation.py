@@ -1,4 +1,4 @@
-"""Evaluating: how well a policy does, in envs and with seeds of its own."""
+"""Evaluate policies: play whole episodes in separate envs with separate seeds, and score them."""
 
 import json
 import math
@@ -21,36 +21,36 @@ from shoal.training.build import make_world
 from shoal.training.collector import action_noise
 
 EVALUATION_SEED = 1_000_003
-"""Added to a run's seed, so that evaluation never replays the episodes it was trained on."""
+"""Added to a run's seed, so that evaluation episodes differ from training episodes."""
 
 JSON = (".json",)
 
 LONGEST = 50_000
-"""Steps after which an evaluation of a world without a time limit gives up."""
+"""Maximum episode length [steps] of an evaluation, for worlds without a time limit."""
 
 SCENES_SHOWN = 20
-"""Scenes that are printed, the worst first."""
+"""Maximum number of scenes in the printed table."""
 
 NORMAL = 1.959964
 """97.5 % quantile of the normal distribution."""
 
 STUDENT = (12.706205, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.364624, 2.306004, 2.262157)
-"""97.5 % quantiles of Student's distribution with 1, 2, ... degrees of freedom; beyond, a series will do."""
+"""97.5 % quantiles of Student's distribution with 1, 2, ... degrees of freedom; for more, see `student`."""
 
 Watch = Callable[[World, torch.Tensor], None]
-"""Looks at a world after its reset and after every step; the flags [env] are the envs whose episode goes on."""
+"""Called with the world and bool [env], the unfinished episodes, after the reset and after every step."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """Returns of whole episodes of one group, or a figure that the world reports of them."""
+    """Statistics of one group's episode returns, or of a metric that the world reports per episode."""
 
     mean: float
     std: float
     episodes: int
     length: float
     interval: tuple[float, float] | None = None
-    """95 % confidence interval of the mean, see `confidence`; none where one episode says nothing of it."""
+    """95 % confidence interval of the mean, see `confidence`; None for too few episodes."""
 
     def __str__(self) -> str:
         around = "" if self.interval is None else " [{:.2f}, {:.2f}]".format(*self.interval)
@@ -59,17 +59,19 @@ class Score:
         )
 
     def short(self, digits: int = 3) -> str:
-        """The mean and its interval."""
+        """The mean and its confidence interval as text."""
         if self.interval is None:
             return _number(self.mean, digits)
         return f"{_number(self.mean, digits)} [{', '.join(_number(end, digits) for end in self.interval)}]"
 
 
 class Evaluation(dict[str, Score]):
-    """Group -> score of its returns; `reports` has the figures that the world reports, by name.
+    """Group -> score of its returns.
 
-    Where envs play in different scenes, `by_scene` has scores of the reports (of the returns, if there are none) for
-    each. `episodes` has the figures of every episode: its env, scene, length, returns and reports.
+    Attributes:
+        reports: Scores of the metrics that the world reports, by name.
+        by_scene: Scene -> scores of the reports (of the returns, if there are none), in worlds with scenes.
+        episodes: Env, scene, length, returns and reports of every episode.
     """
 
     def __init__(
@@ -88,14 +90,14 @@ class Evaluation(dict[str, Score]):
         return sum(score.mean for score in self.values()) / len(self)
 
     def brief(self) -> list[str]:
-        """What to print while training: a line per group and one with the reports."""
+        """Lines to print during training: one per group and one with the reports."""
         lines = self._returns()
         if self.reports:
             lines.append("  ".join(f"{name} {_number(score.mean)}" for name, score in self.reports.items()))
         return lines
 
     def lines(self) -> list[str]:
-        """What to print: a line per group, a line per report, and a table of the scenes if there are several.
+        """Lines to print: one per group, one per report, and a table of the scenes if there are several.
 
         Brackets hold 95 % confidence intervals of the mean.
         """
@@ -107,7 +109,7 @@ class Evaluation(dict[str, Score]):
         return [f"{name}: {score}" if len(self) > 1 else str(score) for name, score in self.items()]
 
     def _scenes(self) -> list[str]:
-        """A table, worst scenes first: by success, or by the first figure there is."""
+        """A table of the scenes, sorted ascending by success rate or, without one, by the first metric."""
         if len(self.by_scene) < 2:
             return []
         names = list(next(iter(self.by_scene.values())))
@@ -120,16 +122,16 @@ class Evaluation(dict[str, Score]):
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         table = ["  ".join(f"{cell:{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
         more = len(worst) - SCENES_SHOWN
-        return ["", f"{len(worst)} scenes, least {by} first:", *table, *([f"and {more} more"] if more > 0 else [])]
+        return ["", f"{len(worst)} scenes, lowest {by} first:", *table, *([f"and {more} more"] if more > 0 else [])]
 
     def to_json(self) -> str:
-        """Everything there is, scores and single episodes."""
+        """Scores and episodes as JSON."""
         scenes = {scene: _plain(scores) for scene, scores in self.by_scene.items()}
-        whole = dict(groups=_plain(self), reports=_plain(self.reports), scenes=scenes, episodes=self.episodes)
-        return json.dumps(finite(whole), indent=1, allow_nan=False) + "\n"
+        everything = dict(groups=_plain(self), reports=_plain(self.reports), scenes=scenes, episodes=self.episodes)
+        return json.dumps(finite(everything), indent=1, allow_nan=False) + "\n"
 
     def save(self, path: Path | str) -> Path:
-        """Write everything there is as a .json file."""
+        """Write scores and episodes to a .json file."""
         path = new_file(path, JSON, "An evaluation")
         with writing(path):
             path.write_text(self.to_json())
@@ -137,21 +139,22 @@ class Evaluation(dict[str, Score]):
 
 
 class RandomPolicy(ActorCritic):
-    """Chooses at random: evenly among what is allowed, or over the range of a Box."""
+    """Samples uniformly from the allowed actions, or from the range of a Box."""
 
     def __init__(self, group: Group):
         super().__init__(group, mlp_encoder((1,), "tanh"), shared_encoder=True, normalize=False, log_std_init=0.0)
 
     def distribution(self, observation: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         params = super().distribution(observation, mask)
-        even = torch.zeros_like(params)
-        return even if mask is None else torch.where(mask, even, params)
+        uniform = torch.zeros_like(params)
+        return uniform if mask is None else torch.where(mask, uniform, params)
 
 
 class Player:
-    """Policies (by group) playing a world, step by step, without learning.
+    """Steps a world with policies by group, without learning.
 
-    `sample` draws actions instead of taking the likeliest; random policies always do. Networks have no noise inside.
+    With `sample`, actions are sampled, otherwise they are the mode of the distribution; random policies always sample.
+    Noisy networks run without noise.
     """
 
     def __init__(self, world: World, policies: Mapping[str, Policy], seed: int, sample: bool):
@@ -168,7 +171,7 @@ class Player:
         self._age = torch.zeros(1, world.num_envs, dtype=torch.int32, device=world.device)
         shown = {g.name: world.outputs.groups[g.name].observation for g in world.groups}
         self._window = {g.name: torch.stack([shown[g.name]] * g.stack) for g in world.groups}
-        """By group, the observations that are seen at once, the newest last."""
+        """Group -> frame stack [stack, env, agent, ...], the newest frame last."""
         self._state = {
             g.name: torch.zeros(world.num_envs, g.agents, policies[g.name].state_size, device=world.device)
             for g in world.groups
@@ -177,7 +180,7 @@ class Player:
 
     @torch.no_grad()
     def step(self) -> None:
-        """All agents act once."""
+        """Choose actions for all agents and step the world."""
         for plan in self.plans:
             plan()
         self.counter.add_(1)
@@ -219,13 +222,19 @@ def evaluate(
     watch: Watch | None = None,
     world: World | None = None,
 ) -> Evaluation:
-    """Play `episodes` whole episodes, one per env, with policies by group, and score each group.
+    """Play whole episodes and score each group.
 
-    Where the world has fewer different ones than that, each counts once.
+    Every env plays one episode: taking the first episodes to finish would favor short ones. If the world has fewer
+    distinct episodes than `episodes`, each counts once.
 
-    One episode per env: taking the first ones to finish would favor the short. `sample` draws actions instead of
-    taking the likeliest (none: as the run's own evaluations do). `stop` is asked now and then; if it says so, episodes
-    under way count as they stand. `watch` looks on. `world` is one that was made for this before, and stays open.
+    Args:
+        policies: Policy by group.
+        episodes: Number of episodes, and of envs.
+        seed: Seed of the episodes; None: the run's.
+        sample: Sample actions instead of taking the mode; None: the run's `eval_stochastic`.
+        stop: Polled every 25 steps; True ends the evaluation, and unfinished episodes count as 0.
+        watch: Called after the reset and after every step.
+        world: A world to use, which stays open; None: build one.
     """
     if episodes < 1:
         raise ShoalError(f"--episodes must be at least 1, got {episodes}.")
@@ -251,12 +260,10 @@ def evaluate(
             finished |= now
             if watch:
                 watch(world, ~finished)
-            if played % 25 == 24 and (bool(finished.all()) or stop()):  # sync: evaluation may wait
+            if played % 25 == 24 and (bool(finished.all()) or stop()):  # sync: every 25 steps
                 break
         else:
-            raise ShoalError(
-                f"{job.world}: some episodes were still running after {LONGEST} steps; give it a --time-limit."
-            )
+            raise ShoalError(f"{job.world}: some episodes did not end within {LONGEST} steps; set --time-limit.")
     *figures, length = torch.stack(totals).double().cpu()
     returns = dict(zip(last.returns, figures, strict=False))
     reports = dict(zip(last.reports, figures[len(returns) :], strict=True))
@@ -272,19 +279,19 @@ def evaluate(
 
 
 def _evaluation(rows: list[dict[str, Any]]) -> Evaluation:
-    """Scores of the figures of episodes, over all and by scene."""
+    """Scores over all episodes and by scene."""
     length = torch.tensor([row["length"] for row in rows], dtype=torch.float64)
 
-    def figures(kind: str) -> dict[str, torch.Tensor]:
+    def columns(kind: str) -> dict[str, torch.Tensor]:
         return {name: torch.tensor([row[kind][name] for row in rows], dtype=torch.float64) for name in rows[0][kind]}
 
-    returns, reports = figures("returns"), figures("reports")
+    returns, reports = columns("returns"), columns("reports")
     scenes = [row.get("scene") for row in rows]
     by_scene = {}
     for scene in dict.fromkeys(scenes):
         if scene is not None:
             here = torch.tensor([name == scene for name in scenes])
-            # Whether a figure is a rate is seen over all scenes: in one of them a count may happen to be 0 throughout.
+            # All scenes decide whether a metric is a rate: in one scene, a count may be 0 in every episode.
             by_scene[scene] = {
                 name: _score(x[here], length[here], is_rate(x)) for name, x in (reports or returns).items()
             }
@@ -293,21 +300,25 @@ def _evaluation(rows: list[dict[str, Any]]) -> Evaluation:
 
 
 def evaluation_seed(job: Job, seed: int | None) -> int:
-    """The seed of episodes that are played for their score or their looks: the user's, or the run's."""
+    """The seed of evaluation and recording episodes, from the user's seed or the run's."""
     require("seed", seed, seed is None or 0 <= seed < 2**31, "between 0 and 2147483647")
     return EVALUATION_SEED + (job.run.seed if seed is None else seed)
 
 
 def is_rate(values: torch.Tensor) -> bool:
-    """Whether a figure is 0 or 1 in every episode."""
+    """Whether a metric is 0 or 1 in every episode."""
     return bool(((values == 0) | (values == 1)).all())
 
 
 def confidence(values: torch.Tensor, rate: bool | None = None) -> tuple[float, float] | None:
-    """95 % confidence interval of the mean of independent episodes; None if there are too few of them.
+    """95 % confidence interval of the mean of independent episodes; None for too few.
 
-    Wilson's interval for a rate, a figure that is 0 or 1 in every episode (`rate`; None: as the values say); for any
-    other Student's, the mean +- t s / sqrt(n).
+    Args:
+        values: Metric by episode.
+        rate: Whether the metric is 0 or 1 by definition; None: whether all values are.
+
+    Returns:
+        Wilson's interval for a rate, else Student's: the mean +- t s / sqrt(n).
     """
     values = values.double()
     n, mean = values.numel(), float(values.mean())
@@ -341,7 +352,7 @@ def _score(values: torch.Tensor, lengths: torch.Tensor, rate: bool | None = None
 
 
 def _number(value: float, digits: int = 3) -> str:
-    """A number in few digits, without powers of ten unless it is huge."""
+    """A number with few digits, in scientific notation only from 1e7 on."""
     return f"{value:.0f}" if 10**digits <= abs(value) < 1e7 else f"{value:.{digits}g}"
 
 

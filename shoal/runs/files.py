@@ -1,7 +1,7 @@
-"""Files of a run folder: links are not followed, only regular files are opened, and files are replaced as a whole.
+"""Read and write files of a run folder: regular files only, links not followed, replacement atomic.
 
-A run folder may come from others, so each entry may be anything: a link, a pipe, a device, a file of any size. Every
-function raises FileError, one sentence with the path.
+A run folder may come from a stranger: any entry may be a link, a pipe, a device or a file of any size. Every function
+raises FileError with the path.
 """
 
 import contextlib
@@ -12,25 +12,26 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from shoal.core.errors import FileError, excerpt, reading, writing
 
 TEXT_LIMIT = 2**26
-"""Bytes of a text that is read as a whole."""
+"""Maximum bytes of a text file."""
 
 KINDS = {stat.S_IFREG: "a file", stat.S_IFDIR: "a folder", stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe"}
 
 
 def _require(kind: int, mode: int) -> None:
-    """Raise OSError unless a mode is of a kind."""
+    """Raise OSError unless `mode` is of a kind: stat.S_IFREG, stat.S_IFDIR."""
     if stat.S_IFMT(mode) != kind:
         raise OSError(errno.EINVAL, f"it is {KINDS.get(stat.S_IFMT(mode), 'a device')}, not {KINDS[kind]}")
 
 
 def _open(path: Path, flags: int) -> int:
-    """Descriptor of a regular file; OSError for everything else, at once."""
+    """Descriptor of a regular file; raises OSError for other kinds, without blocking on a pipe."""
     with contextlib.suppress(FileNotFoundError):
         _require(stat.S_IFREG, os.lstat(path).st_mode)
     handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
@@ -43,13 +44,13 @@ def _open(path: Path, flags: int) -> int:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
+def _opened(path: Path) -> Iterator[BufferedReader]:
     with reading(path), os.fdopen(_open(path, os.O_RDONLY), "rb") as file:
         yield file
 
 
 def read_bytes(path: Path, limit: int = TEXT_LIMIT) -> bytes:
-    """The content of a file of at most `limit` bytes."""
+    """The content of a file; raises FileError above `limit` bytes."""
     with _opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > limit:
@@ -58,7 +59,7 @@ def read_bytes(path: Path, limit: int = TEXT_LIMIT) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """The value of a JSON file."""
+    """The parsed value of a JSON file."""
     data = read_bytes(path)
     try:
         return json.loads(data.decode())
@@ -79,7 +80,7 @@ def size(path: Path) -> int:
 
 
 def append(path: Path, data: bytes) -> None:
-    """Append to a file, all or nothing."""
+    """Append to a file; on failure the file keeps its old content."""
     with writing(path):
         handle = _open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
@@ -96,9 +97,9 @@ def append(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """An empty file beside `path`, with the same ending, that replaces it once it is written.
+    """Yields an empty file beside `path`, with the same suffix, that replaces `path` after the block.
 
-    What `path` is before does not matter: a link is replaced, and its target stays.
+    A link at `path` is replaced; its target stays.
     """
     temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     with writing(path):
@@ -114,7 +115,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file as a whole: a process killed meanwhile leaves the old one."""
+    """Replace a file atomically: a killed process leaves the old one."""
     with replacing(path) as temporary:
         temporary.write_bytes(text.encode(errors="backslashreplace"))
 
@@ -135,7 +136,7 @@ def sync(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link or a folder with its content; what cannot be removed stays."""
+    """Remove a file, a link or a folder with its content; errors are ignored."""
     if is_folder(path):
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -144,7 +145,7 @@ def remove(path: Path) -> None:
 
 
 def make_folder(path: Path) -> Path:
-    """A folder of the run, created if absent; refuses a link."""
+    """Create a folder of the run unless it exists; refuses a link."""
     with writing(path):
         with contextlib.suppress(FileExistsError):
             path.mkdir()
@@ -153,12 +154,12 @@ def make_folder(path: Path) -> Path:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a path is a folder, and not a link to one."""
+    """Whether a path is a folder and not a link."""
     return os.path.isdir(path) and not os.path.islink(path)
 
 
 def list_folder(path: Path) -> list[str]:
-    """Sorted names in a folder of the run; none if it is absent."""
+    """Sorted names in a folder of the run; [] if it is absent."""
     with reading(path):
         try:
             _require(stat.S_IFDIR, os.lstat(path).st_mode)

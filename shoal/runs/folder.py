@@ -1,4 +1,4 @@
-"""The run folder: config, metrics, checkpoints, videos; one process writes to it at a time."""
+"""The run folder: config, metrics, checkpoints, videos. A lock admits one writing process."""
 
 import contextlib
 import fcntl
@@ -26,20 +26,20 @@ from shoal.runs.metrics import append_row, is_metrics, is_score, read_rows, trim
 LOCK, METRICS, SCORES = "lock", "metrics.jsonl", "eval.jsonl"
 
 ROWS = {METRICS: is_metrics, SCORES: is_score}
-"""Files of JSON lines, and what a good row is."""
+"""Files of JSON lines -> the check of a row."""
 
-WHOLE_CHECKPOINTS = 2
-"""So many of the newest can be gone on from: the last, and one more in case it is damaged."""
+RESUMABLE_CHECKPOINTS = 2
+"""Number of newest checkpoints with full state: the last, and one more in case it is damaged."""
 
 KEPT_CHECKPOINTS = 12
-"""So many of the newest, and the best, can be played."""
+"""Number of newest checkpoints whose policies are kept, beside the best."""
 
 LAUNCH = "launch: "
-"""Begins the line of env.txt that names the launch of several processes."""
+"""Prefix of the line of env.txt that identifies a launch of several processes."""
 
 
 class RunFolder:
-    """`runs/<world>__<algo>__s<seed>__<time>/` and everything in it."""
+    """`runs/<world>__<algo>__s<seed>__<time>/` and its files."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -48,7 +48,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, job: Job) -> "RunFolder":
-        """A new folder for a job, locked; refuses one that already holds a run."""
+        """Create and lock the folder of a job; refuses a folder with checkpoints."""
         path = job.run.run_dir
         if path is None:
             world = re.sub(r"[^\w.-]+", "-", job.world.rpartition(":")[2].lower())
@@ -76,17 +76,17 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path | str) -> "RunFolder":
-        """An existing run, not locked: good for reading."""
+        """Open an existing run for reading, without the lock."""
         require_utf8(path, "a run folder")
         if not os.path.isdir(path):
-            raise ShoalError(f"There is no run folder {path}; `ls runs` shows those there are.")
+            raise ShoalError(f"There is no run folder {path}; `ls runs` lists runs.")
         return cls(Path(path))
 
     def write_config(self, job: Job) -> None:
         files.write_text(self.path / CONFIG, job_to_json(job))
 
     def move(self, job: Job) -> None:
-        """Become a new folder beside this one, for a run whose folder has disappeared."""
+        """Switch to a new folder beside this one, whose path has disappeared."""
         with writing(self.path):
             path = _unused(Path(os.path.abspath(self.path)), start=2)
         new = RunFolder.create(job.change(run_dir=path))
@@ -94,8 +94,8 @@ class RunFolder:
         self.path, self._held = new.path, new._held
 
     @property
-    def is_here(self) -> bool:
-        """Whether the path still leads to the folder that was locked, and it still is a run."""
+    def is_intact(self) -> bool:
+        """Whether the path still leads to the locked folder and its config."""
         assert self._held is not None
         try:
             same = os.path.samestat(os.stat(self.path), os.fstat(self._held[0]))
@@ -104,11 +104,11 @@ class RunFolder:
         return same and os.path.lexists(self.path / CONFIG)
 
     def subfolder(self, name: str) -> Path:
-        """A folder in this one, created if absent."""
+        """Create a subfolder unless it exists."""
         return files.make_folder(self.path / name)
 
     def lock(self) -> None:
-        """Become the one process that writes here, or refuse."""
+        """Lock the folder for writing; raises ShoalError if another process has the lock."""
         path = self.path / LOCK
         handle = files.open_lock(path)
         try:
@@ -127,11 +127,11 @@ class RunFolder:
         self._held = None
 
     def discard(self) -> None:
-        """Take back a folder whose run never began."""
+        """Remove the folder of a run that never started; user files in it stay."""
         self.unlock()
         for name in (CONFIG, "env.txt", LOCK):
             files.remove(self.path / name)
-        with contextlib.suppress(OSError):  # something of the user's is in it
+        with contextlib.suppress(OSError):  # it holds user files
             self.path.rmdir()
 
     @property
@@ -140,12 +140,12 @@ class RunFolder:
 
     @property
     def holds_checkpoints(self) -> bool:
-        """Whether there is anything to go on from."""
+        """Whether any checkpoint exists."""
         return bool(find_checkpoints(self.checkpoints))
 
     @property
     def launch(self) -> str | None:
-        """What names the launch of several processes that made this folder, if one did."""
+        """Identifier of the launch of several processes that created this folder; None for one process."""
         try:
             text = files.read_bytes(self.path / "env.txt").decode(errors="replace")
         except FileError:
@@ -153,12 +153,12 @@ class RunFolder:
         return next((line.removeprefix(LAUNCH) for line in text.splitlines() if line.startswith(LAUNCH)), None)
 
     def save(self, state: dict[str, torch.Tensor], iteration: int, steps: int) -> Path:
-        """A checkpoint; `last` points to it. Of old ones the policies are kept, and in the end only the best."""
+        """Write a checkpoint and point `last` to it; strip and remove old checkpoints."""
         path = save_checkpoint(self.checkpoints, state, iteration, steps)
         self._point("last", path)
         kept = find_checkpoints(self.checkpoints)
         found = list(kept.values())
-        for old in found[:-WHOLE_CHECKPOINTS]:
+        for old in found[:-RESUMABLE_CHECKPOINTS]:
             strip_checkpoint(old)
         for old in found[:-KEPT_CHECKPOINTS]:
             if old != self._target("best", kept):
@@ -166,7 +166,7 @@ class RunFolder:
         return path
 
     def record_score(self, steps: int, scores: Any, checkpoint: Path | None) -> bool:
-        """Append to eval.jsonl; returns whether it is the best so far, which `best` then points to."""
+        """Append to eval.jsonl; the best score so far returns True and moves the link `best`."""
         earlier = self.scores()
         row = dict(steps=steps, mean=scores.mean, groups={name: vars(s) for name, s in scores.items()})
         row["reports"] = {name: score.mean for name, score in scores.reports.items()}
@@ -183,7 +183,7 @@ class RunFolder:
         return read_rows(self.path / METRICS, is_metrics)
 
     def trim(self, steps: int) -> None:
-        """Forget what came after a checkpoint that is resumed from: later ones, which are damaged, are put aside."""
+        """Prepare to resume at a step: drop later rows, rename later checkpoints, which are damaged."""
         kept = find_checkpoints(self.checkpoints)
         for later in [later for later in kept if later > steps]:
             path = kept.pop(later)
@@ -202,7 +202,7 @@ class RunFolder:
             files.remove(self.path / "best")
 
     def pick(self, which: str) -> Path:
-        """The checkpoint that `best`, `last` or a step number names."""
+        """The checkpoint named by `best`, `last` or a step number."""
         kept = find_checkpoints(self.checkpoints)
         if not kept:
             raise ShoalError(f"{self.path} holds no checkpoint yet.")
@@ -219,13 +219,13 @@ class RunFolder:
                 target = self._target(name, kept)
                 if target is None:
                     raise ShoalError(
-                        f"{self.path / name} is no link to a checkpoint of this run; choose one of: {known}."
+                        f"{self.path / name} is not a link to a checkpoint of this run; choose one of: {known}."
                     )
                 return target
         return kept[max(kept)]
 
     def _point(self, name: str, path: Path) -> None:
-        """Make a link to a checkpoint, in place of another one."""
+        """Create or replace a link to a checkpoint."""
         link, temporary = self.path / name, self.path / f".{name}"
         with writing(link):
             files.remove(temporary)
@@ -233,7 +233,7 @@ class RunFolder:
             os.replace(temporary, link)
 
     def _target(self, name: str, kept: dict[int, Path]) -> Path | None:
-        """The checkpoint that a link names; None if it names none."""
+        """The checkpoint that a link points to; None if it points elsewhere."""
         try:
             target = os.readlink(self.path / name)
         except OSError:
@@ -246,13 +246,13 @@ def _link_to(checkpoint: Path) -> str:
 
 
 def _unused(path: Path, start: int = 1) -> Path:
-    """A path that does not exist: the first of PATH (number 1), PATH-2, PATH-3 and so on, from `start` on."""
+    """The first path that does not exist among PATH (number 1), PATH-2, PATH-3 and so on, from `start` on."""
     names = (path.name if number == 1 else f"{path.name}-{number}" for number in itertools.count(start))
     return next(found for name in names if not os.path.lexists(found := path.with_name(name)))
 
 
 def best_of(scores: list[dict[str, Any]]) -> dict[str, Any]:
-    """The row with the highest mean; where several groups play, whose returns depend on one another, the newest."""
+    """The row with the highest mean; with several groups the newest, since their returns depend on each other."""
     return scores[-1] if len(scores[-1]["groups"]) > 1 else max(scores, key=lambda row: row["mean"])
 
 

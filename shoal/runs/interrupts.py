@@ -1,4 +1,4 @@
-"""Signals that ask a run to end: the first lets it finish the iteration and save, a second one ends it at once."""
+"""Signals that stop a run: after the first it finishes the iteration and saves, a second one stops it at once."""
 
 import contextlib
 import os
@@ -13,47 +13,47 @@ from pathlib import Path
 from shoal.core.streams import tell
 from shoal.core.temporary import close_all
 
-SAME = 1.0
-"""Seconds after the first signal in which others are the same request: a terminal and a parent may both send one."""
+DUPLICATE_WINDOW = 1.0
+"""Seconds after the first signal in which others count as duplicates: a terminal and a parent may both send one."""
 
 _listening = False
-"""Whether a thread of this process listens to signals and ends the process at a second one."""
+"""Whether a thread of this process ends it at a second signal."""
 
 
 def end_signals() -> list[signal.Signals]:
-    """The signals that ask for the end. SIGHUP is not among them where it is ignored, as under nohup."""
+    """The signals that stop a run; without SIGHUP if it is ignored, as under nohup."""
     found = [signal.SIGINT, signal.SIGTERM]
     return found if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [*found, signal.SIGHUP]
 
 
-class Requests:
-    """Counts the signals that ask a process to end."""
+class StopRequests:
+    """Tells a second stop signal from the first and its duplicates."""
 
     def __init__(self):
         self._first: float | None = None
 
     def add(self, number: int, second: str) -> bool:
-        """Whether this is a second request; the first one is confirmed in a line that says what a second one does."""
+        """Whether this is the second request; the first prints a line that ends with `second`."""
         now = time.monotonic()
         if self._first is None:
             self._first = now
             tell(f"shoal: {signal.Signals(number).name} received, ending after this iteration; {second}")
-        return now - self._first > SAME
+        return now - self._first > DUPLICATE_WINDOW
 
 
-def listens() -> bool:
+def is_listening() -> bool:
     """Whether a thread of this process ends it at a second signal."""
     return _listening
 
 
 @contextmanager
 def ended_at_second_signal() -> Iterator[None]:
-    """End this process at a second signal: at once, without saving, even if its main thread never looks at signals.
+    """End this process at a second signal at once, without saving, even if its main thread is in native code.
 
-    For the command line: a program that calls `shoal.train` keeps its process.
+    Only for the command line: a Python program that calls `shoal.train` must not be ended.
     """
     global _listening
-    if threading.current_thread() is not threading.main_thread():  # only that one hears of signals
+    if threading.current_thread() is not threading.main_thread():  # signals arrive there only
         yield
         return
     inner, outer = os.pipe()
@@ -73,16 +73,16 @@ def ended_at_second_signal() -> Iterator[None]:
 
 
 def _listen(descriptor: int) -> None:
-    """Read the numbers of signals until the other end of the pipe is closed."""
-    requests = Requests()
+    """Read signal numbers until the other end of the pipe is closed."""
+    requests = StopRequests()
     while found := os.read(descriptor, 1):
         if found[0] in end_signals() and requests.add(found[0], "a second signal stops at once, without saving."):
-            _end(found[0])
+            _exit_now(found[0])
 
 
-def _end(number: int) -> None:
-    """End this process, its temporary folders and all processes that it has started."""
-    tell(f"shoal: stopped at once by {signal.Signals(number).name}; only what was saved before is kept.")
+def _exit_now(number: int) -> None:
+    """Exit, after killing child processes and removing temporary folders."""
+    tell(f"shoal: stopped at once by {signal.Signals(number).name}; only the last checkpoint is kept.")
     kill_descendants()
     close_all()
     if os.isatty(2):
@@ -91,7 +91,7 @@ def _end(number: int) -> None:
 
 
 def kill_descendants() -> None:
-    """Kill the processes that this one has started, and those that they have. Needs /proc."""
+    """Kill all descendants of this process. Needs /proc."""
     children = defaultdict(list)
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has ended

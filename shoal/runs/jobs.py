@@ -1,4 +1,4 @@
-"""Jobs that are ready to train: with networks of the runs they load from, and as many envs as fit in memory."""
+"""Complete jobs: networks of loaded policies, and the number of envs for `--num-envs auto`."""
 
 from pathlib import Path
 from typing import Any
@@ -15,19 +15,20 @@ from shoal.training.memory_estimate import most_envs
 
 
 def make_job(world: str, **overrides: Any) -> Job:
-    """A job from Python: names of the run, of the learner, or `world_config=dict(...)`, over the tuned settings."""
+    """A job from Python keywords over the tuned settings; `world_config=dict(...)` sets the world's."""
     return complete(job_from_settings(world, **overrides))
 
 
 def parse_job(world: str, arguments: list[str], command: str = "shoal train") -> Job:
-    """A job from the command line: flags over the tuned settings of the world, the learner and the device."""
+    """A job from flags over the tuned settings of the world, the learner and the device."""
     return complete(job_from_flags(world, arguments, command))
 
 
 def complete(job: Job, saved: bool = False) -> Job:
-    """With the networks of the runs that policies are loaded from and `--num-envs auto` decided, and checked.
+    """Add the networks of loaded policies, resolve `--num-envs auto`, and check the job.
 
-    A job that was `saved` has these networks already.
+    Args:
+        saved: The job comes from a run folder and already has these networks.
     """
     if not saved:
         job = _with_loaded_networks(job)
@@ -40,7 +41,7 @@ def complete(job: Job, saved: bool = False) -> Job:
 
 
 def _with_loaded_networks(job: Job) -> Job:
-    """The job with the networks of the runs that it loads policies from, as settings of single groups."""
+    """Set each loaded policy's network as settings of its group."""
     names = list(job.policy_groups())
     loaded: list[str] = []
     for name, path in loads(job).items():
@@ -51,7 +52,7 @@ def _with_loaded_networks(job: Job) -> Job:
 
 
 def loads(job: Job) -> dict[str, Path]:
-    """Group -> the run its policy comes from."""
+    """Group -> the run that its policy is loaded from."""
     found = {}
     for entry in job.multi_agent.load:
         name, path = parse_load(entry)
@@ -60,7 +61,7 @@ def loads(job: Job) -> dict[str, Path]:
 
 
 def parse_load(entry: str) -> tuple[str, Path]:
-    """The two sides of GROUP=RUN."""
+    """Group and run folder of GROUP=RUN."""
     name, equals, path = entry.partition("=")
     if not equals or not name or not path:
         raise ShoalError(f"--load must be GROUP=RUN, got {entry!r}.")
@@ -68,12 +69,12 @@ def parse_load(entry: str) -> tuple[str, Path]:
 
 
 def _network_of(job: Job, path: Path, name: str) -> list[str]:
-    """The network of a policy in another run, as settings of a group of this one."""
+    """The network settings of a policy in another run, as `--per-group` entries for a group."""
     other = load_job(path, job.run.trust)
     if type(other.learn).network != type(job.learn).network:
         raise ShoalError(
-            f"--load {name}={path}: that run's policy was made for {other.run.algo}, and {job.run.algo} has "
-            "another kind of network; train with the same --algo."
+            f"--load {name}={path}: the policy was trained with {other.run.algo}, and {job.run.algo} uses another "
+            "network; use the same --algo."
         )
     own = other.for_policy(other.policy_of(same_group(other, name, path)))
     settings = []
@@ -85,7 +86,7 @@ def _network_of(job: Job, path: Path, name: str) -> list[str]:
 
 
 def same_group(job: Job, name: str, path: Path) -> str:
-    """The group of another run whose policy is meant for a group of this one: of the same name, or its only one."""
+    """The group of another run whose policy fits a group: the one of the same name, or the only one."""
     names = [g.name for g in job.groups]
     if name in names:
         return name

@@ -1,10 +1,9 @@
-"""Start the processes of a run on this machine, and start them again after one of them died.
+"""Start the processes of a run on this machine, and restart them when one dies.
 
-    shoal train ... --gpus 4          starts four processes on this machine, which find one another by a private file
-    torchrun / srun ... shoal train   each process finds the others by what the launcher put into its environment
+    shoal train ... --gpus 4          starts four processes on this machine; rendezvous by a private file
+    torchrun / srun ... shoal train   rendezvous by the launcher's environment variables
 
-One that dies takes the others with it; the launcher starts all of them again, and they continue from the last
-checkpoint.
+When a process dies, the launcher ends the others and starts all of them again from the last checkpoint.
 """
 
 import contextlib
@@ -33,55 +32,59 @@ from shoal.runs.interrupts import end_signals
 from shoal.runs.progress import Progress
 
 RESTARTS = 3
-"""How often the processes of a machine are started again after one of them died."""
+"""Maximum number of restarts after a process died."""
 
-ENDING = 60
-"""Seconds that processes have to save and end after a signal."""
+SAVE_TIMEOUT = 60
+"""Seconds that processes have to save and exit after a signal."""
 
-GRACE = 30
-"""Seconds that processes have to end after another one has died."""
+EXIT_TIMEOUT = 30
+"""Seconds that processes have to exit after SIGTERM."""
 
-LOST = 3
-"""Exit code of a process that has lost another one: the other one is the cause."""
+PEER_LOST = 3
+"""Exit code of a process whose connection to another one broke; the other one is the cause."""
 
-LOST_BEFORE = 5
-"""Seconds in which the cause is expected to end, after a process that has lost it."""
+PEER_LOST_GRACE = 5
+"""Seconds to wait for the cause to exit, after a process exited with PEER_LOST."""
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
-"""The network interface that no other machine reaches."""
+"""The loopback interface."""
 
-STOPPED = "stopped before the processes could save; what was saved before stands."
+STOPPED = "stopped before the processes could save; the last checkpoint is kept."
 
 TRUST = "--trust"
-"""Tells processes on the command line that code of other runs may be executed."""
+"""Argument of a process: allow code of other runs."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How processes ended that did not reach the end of training."""
+    """Result of processes that did not reach the end of training."""
 
     exit_code: int
     message: str
     saved: bool = False
-    """Whether a signal ended them, and they have saved."""
+    """Whether a signal stopped them and they saved."""
 
 
 def launch(folder: RunFolder, count: int, trust: bool = False) -> Outcome | None:
-    """Train the run of a folder with `count` processes on this machine; returns when they have ended.
+    """Train the run of a folder with `count` processes on this machine, and wait for them.
 
-    None: they have reached the end of training. `trust` as in `continue_run`.
+    Args:
+        trust: As in `continue_run`.
+
+    Returns:
+        None at the end of training, otherwise the outcome.
     """
     name = uuid.uuid4().hex
-    with TemporaryFolder("launch") as box, _caught_signals() as caught:
-        note = box / "outcome.json"
-        command = python_command("shoal.runs.process_main", str(folder.path), str(note), *[TRUST] * trust)
+    with TemporaryFolder("launch") as temporary, _caught_signals() as caught:
+        file = temporary / "outcome.json"
+        command = python_command("shoal.runs.process_main", str(folder.path), str(file), *[TRUST] * trust)
         for restarts in itertools.count():
             shared = dict(WORLD_SIZE=count, LOCAL_WORLD_SIZE=count, TORCHELASTIC_RUN_ID=name)
-            shared |= {"TORCHELASTIC_RESTART_COUNT": restarts, STORE: box / f"store-{restarts}"}
+            shared |= {"TORCHELASTIC_RESTART_COUNT": restarts, STORE: temporary / f"store-{restarts}"}
             shared |= dict(GLOO_SOCKET_IFNAME=LOOPBACK, NCCL_SOCKET_IFNAME=f"={LOOPBACK}")  # "=": this name alone
             places = [dict(shared, RANK=rank, LOCAL_RANK=rank) for rank in range(count)]
-            failure = _run_together(command, places, caught)
-            outcome = _read(note)
+            failure = _run_processes(command, places, caught)
+            outcome = _read(file)
             if failure is None or outcome is not None:
                 return outcome
             if caught:
@@ -90,24 +93,26 @@ def launch(folder: RunFolder, count: int, trust: bool = False) -> Outcome | None
             if restarts == RESTARTS:
                 return Outcome(1, f"{failure} after {RESTARTS} restarts; {_remedy(folder, steps)}")
             start = "the beginning" if steps is None else f"the checkpoint at {steps} env steps"
-            Progress(1, quiet=True).warn(f"{failure}; all {count} start again from {start}.")
+            Progress(1, quiet=True).warn(f"{failure}; restarting all {count} from {start}.")
 
 
 def _remedy(folder: RunFolder, steps: int | None) -> str:
-    """What the user can do about processes that keep dying, with a checkpoint at `steps` or with none."""
+    """The remedy for processes that keep dying, with a checkpoint at `steps` or without one."""
     if steps is None:
-        return "no checkpoint was saved: remove the cause and start the run again."
-    return f"remove the cause and continue from {steps} env steps with `shoal resume {folder.path}`."
+        return "no checkpoint was saved: fix the cause and start the run again."
+    return f"fix the cause and continue from {steps} env steps with `shoal resume {folder.path}`."
 
 
-def _run_together(command: list[str], places: Sequence[Mapping[str, Any]], caught: list[int]) -> str | None:
-    """Start a process for each place, with what its environment says more, and wait until they have ended.
+def _run_processes(command: list[str], places: Sequence[Mapping[str, Any]], caught: list[int]) -> str | None:
+    """Start a process per place, with its environment variables, and wait for all.
 
-    Signals that are caught are passed on. Returns which process failed first and how; None if none has.
+    Signals in `caught` are passed on. Returns which process failed first and how; None if none failed.
     """
     processes: list[subprocess.Popen] = []
     try:
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, end_signals())  # of the processes, until they can answer
+        before = signal.pthread_sigmask(
+            signal.SIG_BLOCK, end_signals()
+        )  # children inherit the mask and unblock it once ready
         try:
             for place in places:
                 env = program_defaults() | os.environ | {name: str(value) for name, value in place.items()}
@@ -120,38 +125,41 @@ def _run_together(command: list[str], places: Sequence[Mapping[str, Any]], caugh
 
 
 def _wait(processes: Sequence[subprocess.Popen], caught: list[int]) -> str | None:
-    """Wait until all processes have ended or one has failed; returns which one and how, None if none has."""
+    """Wait until all processes exit or one fails; returns which one failed and how, or None."""
     passed_on, deadline = 0, math.inf
     while None in (codes := [process.poll() for process in processes]) and time.monotonic() < deadline:
-        if any(code not in (None, 0, LOST) for code in codes):
+        if any(code not in (None, 0, PEER_LOST) for code in codes):
             break
-        if LOST in codes:
-            deadline = min(deadline, time.monotonic() + LOST_BEFORE)
+        if PEER_LOST in codes:
+            deadline = min(deadline, time.monotonic() + PEER_LOST_GRACE)
         if passed_on < len(caught):
-            deadline = min(deadline, time.monotonic() + ENDING)
+            deadline = min(deadline, time.monotonic() + SAVE_TIMEOUT)
             for process in processes:
                 process.send_signal(caught[passed_on])
             passed_on += 1
         time.sleep(0.1)
     if not any(codes) and None not in codes:
         return None
-    cause = min(codes, key=_cause_first)
-    how = {LOST: "has lost another process", None: "did not end"}.get(cause) or how_it_ended(cause)
+    cause = min(codes, key=_cause_order)
+    if cause is None:
+        how = "did not exit"
+    else:
+        how = "lost the connection to another process" if cause == PEER_LOST else how_it_ended(cause)
     return f"Process {codes.index(cause)} of {len(codes)} {how}"
 
 
-def _cause_first(code: int | None) -> int:
-    """Sorts exit codes: signals, errors, processes that have lost another one, those that run, those that are done."""
-    if code in (LOST, None, 0):
-        return (LOST, None, 0).index(code) + 2
+def _cause_order(code: int | None) -> int:
+    """Sort key of exit codes, most likely cause first: signals, errors, PEER_LOST, running, finished."""
+    if code in (PEER_LOST, None, 0):
+        return (PEER_LOST, None, 0).index(code) + 2
     return int(code > 0)
 
 
 def _end(processes: Sequence[subprocess.Popen]) -> None:
-    """End the processes that are left; those that do not listen are killed, with all that they have started."""
+    """Terminate the remaining processes; kill the process groups of those that do not exit."""
     for process in processes:
         process.terminate()
-    deadline = time.monotonic() + GRACE
+    deadline = time.monotonic() + EXIT_TIMEOUT
     for process in processes:
         try:
             process.wait(max(0.0, deadline - time.monotonic()))
@@ -162,10 +170,10 @@ def _end(processes: Sequence[subprocess.Popen]) -> None:
 
 @contextlib.contextmanager
 def _caught_signals() -> Iterator[list[int]]:
-    """The numbers of the signals that come in the meantime, whose handlers are replaced."""
+    """Replace the handlers of stop signals; yields the list that received signals are appended to."""
     caught: list[int] = []
     before = {}
-    with contextlib.suppress(ValueError):  # not the main thread, which sees to signals
+    with contextlib.suppress(ValueError):  # only the main thread can set handlers
         for number in end_signals():
             before[number] = signal.signal(number, lambda number, frame: caught.append(number))
     try:
@@ -175,5 +183,5 @@ def _caught_signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _read(note: Path) -> Outcome | None:
-    return Outcome(**json.loads(note.read_text())) if note.exists() else None
+def _read(file: Path) -> Outcome | None:
+    return Outcome(**json.loads(file.read_text())) if file.exists() else None

@@ -1,4 +1,4 @@
-"""Metrics: one JSON line per log interval, and the same in TensorBoard under the names people know."""
+"""Metrics: one JSON line per log interval, and the same in TensorBoard, under Stable-Baselines3's names."""
 
 import contextlib
 import io
@@ -17,13 +17,13 @@ from shoal.core.errors import FileError
 from shoal.runs import files
 
 LOG_LIMIT = 2**30
-"""Bytes of a file of rows."""
+"""Maximum bytes of a file of rows."""
 
 LINE_LIMIT = 2**20
-"""Bytes of a row."""
+"""Maximum bytes of a row."""
 
 LARGEST = 1e100
-"""Numbers beyond this are no measurements."""
+"""Maximum absolute value of a number."""
 
 Row = dict[str, Any]
 
@@ -43,7 +43,7 @@ class MetricsWriter:
                 warn(f"No TensorBoard log: {error}")
 
     def write(self, steps: int, values: dict[str, float]) -> None:
-        """Write a row to both; the first of several failures in sequence gives a warning."""
+        """Write a row to both; of consecutive failures only the first gives a warning."""
         try:
             append_row(self.path, {"steps": steps, **values})
             if self._board is not None:
@@ -56,11 +56,12 @@ class MetricsWriter:
 
 
 class EventFile:
-    """A file of scalars for TensorBoard. SummaryWriter would follow links and write from a thread."""
+    """A TensorBoard event file of scalars. SummaryWriter would follow links and write from a thread."""
 
     def __init__(self, folder: Path):
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
+        # The stubs lack protobuf's generated classes.
+        from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._event, self._summary, self._writer = Event, Summary, RecordWriter
@@ -85,12 +86,12 @@ class EventFile:
 
 
 def is_metrics(row: Any) -> bool:
-    """Whether a JSON value is a row of metrics: `steps` and numbers by name."""
+    """Whether a JSON value is a valid row of metrics: `steps` and numbers by name."""
     return _has_steps(row) and all(value is None or _is_number(value) for value in row.values())
 
 
 def is_score(row: Any) -> bool:
-    """Whether a JSON value is a row of an evaluation: `steps`, `mean`, and the mean of every group."""
+    """Whether a JSON value is a valid row of an evaluation: `steps`, `mean`, and the mean of every group."""
     if not _has_steps(row) or not _is_number(row.get("mean")):
         return False
     groups = row.get("groups")
@@ -109,12 +110,12 @@ def _is_number(value: Any) -> bool:
 
 
 def append_row(path: Path, row: Row) -> None:
-    """Append a row to a file of JSON lines; numbers that are not finite become null."""
+    """Append a row to a file of JSON lines; non-finite numbers become null."""
     files.append(path, json.dumps(finite(row), allow_nan=False).encode() + b"\n")
 
 
 def read_rows(path: Path, is_good: Callable[[Any], bool]) -> list[Row]:
-    """The good rows of a file of JSON lines; all others are skipped, with one warning that counts them."""
+    """The valid rows of a file of JSON lines; a warning counts the others."""
     rows = [row for _, row in _parse(_read(path), is_good)]
     if bad := rows.count(None):
         warnings.warn(f"{path}: {bad} of {len(rows)} lines are damaged and skipped.", stacklevel=1)
@@ -122,7 +123,7 @@ def read_rows(path: Path, is_good: Callable[[Any], bool]) -> list[Row]:
 
 
 def trim_rows(path: Path, is_good: Callable[[Any], bool], steps: int) -> None:
-    """Drop good rows beyond `steps`. Damaged lines stay, and the last line gets its end."""
+    """Drop valid rows beyond `steps`. Damaged lines stay, and the last line gets its newline."""
     data = _read(path)
     kept = [line + b"\n" for line, row in _parse(data, is_good) if row is None or row["steps"] <= steps]
     if (text := b"".join(kept)) != data:
@@ -135,7 +136,7 @@ def _read(path: Path) -> bytes:
 
 
 def _parse(data: bytes, is_good: Callable[[Any], bool]) -> Iterator[tuple[bytes, Row | None]]:
-    """Every line that is not empty, and its row if it is a good one."""
+    """Every non-empty line and its row; None for an invalid one."""
     for line in data.split(b"\n"):
         if line:
             row = None
@@ -146,7 +147,7 @@ def _parse(data: bytes, is_good: Callable[[Any], bool]) -> Iterator[tuple[bytes,
 
 
 def finite(value: Any) -> Any:
-    """A value for JSON, which has no NaN and no infinity: null in their place."""
+    """Replace NaN and infinity, which JSON lacks, by None."""
     if isinstance(value, Mapping):
         return {name: finite(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):

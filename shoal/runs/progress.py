@@ -1,4 +1,4 @@
-"""Progress on the terminal: a live line where there is one, plain lines in a log, nothing when asked to be quiet."""
+"""Progress output: a live line on a terminal, plain lines in a log, nothing with `quiet`."""
 
 import sys
 import time
@@ -11,7 +11,7 @@ PLAIN_INTERVAL = 10.0
 
 
 class Progress:
-    """Shows how far a run is and how well it does."""
+    """Prints steps, speed, reward and time left of a run."""
 
     def __init__(self, total: int, start: int = 0, quiet: bool = False):
         self.total, self.quiet = total, quiet
@@ -36,7 +36,7 @@ class Progress:
             self._bar.start()
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line above the live one."""
         if self.quiet:
             return
         if self._bar is not None:
@@ -45,14 +45,14 @@ class Progress:
             tell(text)
 
     def warn(self, text: str) -> None:
-        """A warning is shown even when quiet."""
+        """Print a warning, also with `quiet`."""
         if self._bar is not None:
             self._bar.console.print(f"warning: {text}", style="yellow", highlight=False, markup=False)
         else:
             tell(f"warning: {text}")
 
     def update(self, steps: int, values: dict[str, float]) -> None:
-        """The state of the run, from its metrics."""
+        """Show the newest metrics."""
         if self.quiet:
             return
         note = f"{si(steps)} steps  {si(values['time/fps'])} env steps/s  {si(values['time/agent_fps'])} agent steps/s"
@@ -75,7 +75,7 @@ class Progress:
 
 
 def si(value: float) -> str:
-    """A number people can read: 1.2 M."""
+    """A number with a unit prefix: 1.2 M."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.3g} {letter}"

@@ -1,4 +1,4 @@
-"""A run that can be played: its folder, its job and the policies of one of its checkpoints."""
+"""A run and its policies, for evaluation and recording."""
 
 import typing
 from collections.abc import Sequence
@@ -35,9 +35,13 @@ class Run:
     def evaluate(
         self, episodes: int = 100, seed: int | None = None, sample: bool | None = None, watch: Watch | None = None
     ) -> Evaluation:
-        """Whole episodes in fresh envs, scored per group, with the weights that are here.
+        """Play whole episodes in new envs and score each group, with the current weights.
 
-        After training those are the last ones; `load_run` reads the best. `watch` looks on: see `shoal.view.maps`.
+        After training these are the last ones; `load_run` loads the best.
+
+        Args:
+            sample: Sample actions instead of taking the mode; None: the run's `eval_stochastic`.
+            watch: Called with the world after every step; see `shoal.view.maps`.
         """
         return evaluate(self.job, self.policies, episodes, seed, sample, watch=watch)
 
@@ -51,14 +55,17 @@ def load_run(
     settings: Sequence[str] = (),
     trust: bool = False,
 ) -> Run:
-    """A run with the weights of one of its checkpoints (`best`, `last` or a step number), for playing.
+    """Load a run with the weights of a checkpoint.
 
-    `random` names groups that play at random instead, `others` groups that another run plays for: "runner=RUN".
-    `settings` are other ones of the world: "max_steps=100". Code of a run that this user has not trained on this
-    machine, or that has changed since, is executed with `trust` alone.
+    Args:
+        which: `best`, `last` or a step number.
+        random: Groups that act at random.
+        others: Groups whose policy comes from another run: "runner=RUN".
+        settings: Overrides of the world's settings: "max_steps=100".
+        trust: Execute the run's code even if this user has not trained with it on this machine, or it has changed.
     """
     folder = RunFolder.open(path)
-    job = _elsewhere(load_job(folder.path, trust), settings)
+    job = _with_world_overrides(load_job(folder.path, trust), settings)
     wanted = pick_device(device or "auto")
     job = job.change(device=wanted)
     checkpoint = load_checkpoint(folder.pick(which), wanted, (POLICY,))
@@ -76,8 +83,8 @@ def load_run(
         own, its = world.group(name), played[name].group
         if (own.policy_observation.shape, own.action) != (its.policy_observation.shape, its.action):
             raise ShoalError(
-                f"{other} cannot play for {name}, who sees {tuple(own.policy_observation.shape)} and does {own.action}: it sees "
-                f"{tuple(its.policy_observation.shape)} and does {its.action}."
+                f"{other} cannot play for {name}: its policy has observations {tuple(its.policy_observation.shape)} and actions "
+                f"{its.action}, but {name} has {tuple(own.policy_observation.shape)} and {own.action}."
             )
     for name in random:
         if name not in played:
@@ -86,8 +93,8 @@ def load_run(
     return Run(folder, job, played)
 
 
-def _elsewhere(job: Job, settings: Sequence[str]) -> Job:
-    """The job with other settings of its world, NAME=VALUE each."""
+def _with_world_overrides(job: Job, settings: Sequence[str]) -> Job:
+    """The job with overrides of its world's settings, NAME=VALUE each."""
     hints = typing.get_type_hints(type(job.world_config))
     changed = {}
     for entry in settings:
@@ -102,7 +109,7 @@ def _elsewhere(job: Job, settings: Sequence[str]) -> Job:
 
 
 def take_weights(policy: Policy, checkpoint: Checkpoint, name: str) -> None:
-    """Fill a policy from a checkpoint, or list what does not fit."""
+    """Load a policy's weights from a checkpoint; raises ShoalError with a list of what does not fit."""
     saved = part_of(checkpoint.state, f"policy.{name}.")
     compare(saved, policy.state_dict(), checkpoint.path)
     policy.load_state_dict(saved)

@@ -1,4 +1,4 @@
-"""One process's work on a run: a trainer in a run folder, with progress, checkpoints and a clean end."""
+"""One process of a run: a trainer with progress, metrics, checkpoints, evaluation and signal handling."""
 
 import json
 import math
@@ -20,7 +20,7 @@ from shoal.runs.config_file import load_job
 from shoal.runs.evaluation import evaluate, evaluation_seed
 from shoal.runs.files import write_text
 from shoal.runs.folder import RunFolder
-from shoal.runs.interrupts import Requests, end_signals, listens
+from shoal.runs.interrupts import StopRequests, end_signals, is_listening
 from shoal.runs.jobs import loads, same_group
 from shoal.runs.metrics import MetricsWriter
 from shoal.runs.progress import Progress
@@ -29,14 +29,14 @@ from shoal.training.a3c import SharedTrainer
 from shoal.training.build import by_group, make_world
 from shoal.training.make_trainer import make_trainer
 from shoal.training.memory_estimate import estimate, out_of_memory
-from shoal.training.processes import Processes, Told
-from shoal.training.trainer import BadNumbers, Trainer
+from shoal.training.processes import Communicator, LeaderError
+from shoal.training.trainer import InvalidDataError, Trainer
 
 CHECKPOINTS_PER_RUN = 5
 
 
 class Stopped(Exception):
-    """A signal asked the run to end; it has been saved."""
+    """A signal stopped the run after it was saved."""
 
     def __init__(self, number: int, path: Path):
         self.exit_code = 128 + number
@@ -51,13 +51,13 @@ class SaveFailed(ShoalError):
 
 
 class FolderLost(ShoalError):
-    """The run folder has disappeared; what was trained is saved in another one."""
+    """The run folder disappeared; the run is saved in another one."""
 
     exit_code = 1
 
 
 def refuse_finished(folder: RunFolder, steps: int, total_steps: int) -> None:
-    """A run that has come to its end, or beyond another one, needs a later one."""
+    """Raise ShoalError if a run has reached `total_steps`."""
     if steps >= total_steps:
         raise ShoalError(
             f"{folder.path} has made {steps} of {total_steps} env steps; give a larger --total-steps to train on."
@@ -65,7 +65,7 @@ def refuse_finished(folder: RunFolder, steps: int, total_steps: int) -> None:
 
 
 def _load_others(job: Job, trainer: Trainer | SharedTrainer) -> None:
-    """Give the groups that `--load` names the best policy of another run."""
+    """Load the best policy of another run into each group that `--load` names."""
     for name, path in loads(job).items():
         other = load_job(path, job.run.trust)
         group = same_group(other, name, path)
@@ -76,28 +76,34 @@ def _load_others(job: Job, trainer: Trainer | SharedTrainer) -> None:
 
 
 class Session:
-    """One process's work on one run."""
+    """One process of a run."""
 
-    def __init__(self, job: Job, folder: RunFolder, processes: Processes, asked: Job, resumes: bool):
-        """`asked` is the job as config.json has it; with `resumes`, it is written there once a checkpoint is read."""
-        self.job, self.folder, self.processes, self.asked = job, folder, processes, asked
-        self.lost: Path | None = None
-        """The run folder that has disappeared, if it has."""
+    def __init__(self, job: Job, folder: RunFolder, processes: Communicator, config_job: Job, resumes: bool):
+        """Build the trainer and load the newest checkpoint, if any.
+
+        Args:
+            job: The job with this process's device.
+            config_job: The job for config.json.
+            resumes: Require a checkpoint and remaining steps; config.json is rewritten once the checkpoint is read.
+        """
+        self.job, self.folder, self.processes, self.config_job = job, folder, processes, config_job
+        self.lost_folder: Path | None = None
+        """Path of a run folder that disappeared during training."""
         self.signal: int | None = None
         loaded: list[Checkpoint] = []
-        begun, steps = processes.lead(lambda: self._load(loaded, resumes))
-        self.progress = Progress(job.run.total_steps, steps, job.run.quiet or not processes.leads)
+        resumed, steps = processes.on_leader(lambda: self._load(loaded, resumes))
+        self.progress = Progress(job.run.total_steps, steps, job.run.quiet or not processes.is_leader)
         where = device_name(job.hardware.device) + (f", {processes.size} processes" if processes.size > 1 else "")
         self.progress.say(f"{job.world} with {job.run.algo.upper()} on {where}, run {folder.path}")
         made, wanted = job.run.iterations * job.run.steps_per_iteration - steps, job.run.total_steps - steps
-        if processes.leads and made > 2 * wanted:
+        if processes.is_leader and made > 2 * wanted:
             self.progress.warn(
                 f"This run makes {made:,} env steps instead of {wanted:,}, since an iteration has "
                 f"{job.run.num_envs:,} envs x {job.run.rollout_steps} steps; lower one of them or raise --total-steps."
             )
         start = time.monotonic()
         self.share = processes.share(job)
-        """The job as this process alone would have it, to tell what it costs."""
+        """This process's share of the job, for memory estimates."""
         costs = estimate(self.share)
         self.progress.say(("each process: " if processes.size > 1 else "") + str(costs))
         costs.check()
@@ -106,58 +112,62 @@ class Session:
             self.trainer = make_trainer(job, processes)
         except torch.cuda.OutOfMemoryError:
             raise out_of_memory(self.share) from None
-        if not begun:
+        if not resumed:
             _load_others(job, self.trainer)
         for remark in self.trainer.collector.remarks():
             self.progress.say(remark)
         for name, learner in self.trainer.learners.items():
             self.progress.say((f"{name}: " if len(self.trainer.learners) > 1 else "") + learner.describe())
         self.progress.say(f"ready after {time.monotonic() - start:.1f} s")
-        if begun:
+        if resumed:
             self._restore(loaded[0] if loaded else None)
-        self.stage: World | None = None
-        """Where this run is evaluated, if it is kept."""
+        self.eval_world: World | None = None
+        """World of the evaluations, if it is reused."""
         if self.trainer.world.reuse_eval_world and job.evaluation.eval_episodes:
             try:
-                processes.lead(self._set_stage)
+                processes.on_leader(self._make_eval_world)
             except BaseException:
                 self.trainer.close()
                 raise
-        self.writer = MetricsWriter(folder.path, self.progress.warn) if processes.leads else None
+        self.writer = MetricsWriter(folder.path, self.progress.warn) if processes.is_leader else None
 
-    def _set_stage(self) -> None:
-        """Make the world of evaluations; what is wrong with it is told now, not after hours of training."""
+    def _make_eval_world(self) -> None:
+        """Build the world of evaluations; its errors appear now, not after hours of training."""
         self.progress.say("preparing the scenes of evaluations")
-        self.stage = make_world(self.job, self.job.evaluation.eval_episodes, "evaluation")
+        self.eval_world = make_world(self.job, self.job.evaluation.eval_episodes, "evaluation")
         try:
-            self.stage.prepare(evaluation_seed(self.job, None))
+            self.eval_world.prepare(evaluation_seed(self.job, None))
         except BaseException:
-            self.stage.close()
+            self.eval_world.close()
             raise
 
     def _load(self, loaded: list[Checkpoint], resumes: bool) -> tuple[bool, int]:
-        """Read the newest good checkpoint, if there is any, and forget what was written after it."""
+        """Load the newest valid checkpoint, if any, and drop what was written after it.
+
+        Returns:
+            Whether there is a checkpoint, and its env steps.
+        """
         folder, job = self.folder, self.job
         if resumes or folder.holds_checkpoints:
             loaded.append(load_latest(folder.checkpoints, job.hardware.device, Progress(1, quiet=True).warn))
         steps = loaded[0].steps if loaded else 0
         if resumes:
             refuse_finished(folder, steps, job.run.total_steps)
-            folder.write_config(self.asked)
+            folder.write_config(self.config_job)
         folder.trim(steps)
         return bool(loaded), steps
 
     def _restore(self, checkpoint: Checkpoint | None) -> None:
-        """Go on where the leader's checkpoint stands: every process gets its part of it."""
+        """Load the leader's checkpoint; every process gets its shard."""
         trainer, processes = self.trainer, self.processes
         own, axes = trainer.state_dict(), trainer.env_axes()
 
         def fits() -> tuple[int, str]:
             assert checkpoint is not None
-            compare(checkpoint.state, processes.whole(own, axes), checkpoint.path)
+            compare(checkpoint.state, processes.unsharded(own, axes), checkpoint.path)
             return checkpoint.iteration, f"{checkpoint.steps} env steps from {checkpoint.path}"
 
-        iteration, where = processes.lead(fits)
+        iteration, where = processes.on_leader(fits)
         state = processes.scatter(None if checkpoint is None else checkpoint.state, own, axes)
         trainer.load_state_dict(state, iteration)
         place = find_launch_info()
@@ -165,32 +175,36 @@ class Session:
         self.progress.say(f"resumed{again} at {where}")
 
     def run(self) -> Run:
-        """Train to the end, to a signal or to an error; whatever happens, what was learned is on the disk."""
+        """Train until the end, a signal or an error.
+
+        Raises:
+            Stopped: After a signal, when the run has been saved.
+        """
         handlers = self._catch_signals()
         try:
             with UserCode("Training failed", exit_code=1):
                 self._loop()
-        except BadNumbers as error:
+        except InvalidDataError as error:
             where = ""
-            if not self.processes.leads:
-                raise Told(str(error), error.exit_code) from None
+            if not self.processes.is_leader:
+                raise LeaderError(str(error), error.exit_code) from None
             if error.env_state:
                 dump = self.folder.path / "bad_env.json"
                 try:
                     write_text(dump, json.dumps(error.env_state, indent=1) + "\n")
                     where = f" The env's state is in {dump}."
                 except FileError as problem:
-                    where = f" The env's state is lost: {problem}"
+                    where = f" The env's state could not be saved: {problem}"
             if self.folder.holds_checkpoints:
-                where += " The last good checkpoint stands."
+                where += " The last checkpoint is kept."
             raise ShoalError(f"{error}{where}") from None
         except torch.cuda.OutOfMemoryError:
             raise out_of_memory(self.share) from None
         finally:
             self.progress.close()
             self.trainer.close()
-            if self.stage is not None:
-                self.stage.close()
+            if self.eval_world is not None:
+                self.eval_world.close()
             _restore(handlers)
         if self.signal is not None:
             raise Stopped(self.signal, self.folder.path)
@@ -208,12 +222,12 @@ class Session:
         while not trainer.done and not stop:
             trainer.iterate()
             if device.type == "cuda":
-                # Stay at most two iterations ahead of the GPU, so that signals and logs are served in time.
+                # sync: run at most two iterations ahead of the GPU, so that signals and logs are handled in time
                 marks.append(torch.cuda.Event())
                 marks[-1].record()
                 if len(marks) > 2:
                     marks.pop(0).synchronize()
-            late = self.processes.leads and time.monotonic() - self._logged_at >= run.log_every
+            late = self.processes.is_leader and time.monotonic() - self._logged_at >= run.log_every
             stop, log = self.processes.decide(self.signal or 0, int(late or trainer.done))
             if stop:
                 self.signal = stop
@@ -221,13 +235,13 @@ class Session:
                 self._log()
             if trainer.steps >= next_save and not trainer.done:
                 next_save += every
-                with trainer.still():
+                with trainer.paused():
                     self._checkpoint(final=False)
         if self._logged_steps < trainer.steps:
             self._log()
-        with trainer.still():
+        with trainer.paused():
             self._checkpoint(final=True)
-            trainer.close()  # before anybody begins another rollout
+            trainer.close()  # before a thread begins another rollout
 
     def _log(self) -> None:
         trainer = self.trainer
@@ -248,18 +262,18 @@ class Session:
         self._logged_at, self._logged_steps = now, steps
 
     def _checkpoint(self, final: bool) -> None:
-        """Save and evaluate: all processes hand in what they have, and wait for the leader to see to the rest."""
+        """Gather the state on the leader, which saves and evaluates while the others wait."""
         trainer = self.trainer
         trainer.check_finite()
         state = self.processes.gather(trainer.state_dict(), trainer.env_axes())
-        self.processes.lead(lambda: self._keep(state, final))
+        self.processes.on_leader(lambda: self._save_and_evaluate(state, final))
 
-    def _keep(self, state: dict[str, torch.Tensor], final: bool) -> None:
-        """Save, then evaluate. A failed save is tried twice, warned of, and only the final one is an error."""
+    def _save_and_evaluate(self, state: dict[str, torch.Tensor], final: bool) -> None:
+        """Save, then evaluate. Two failed attempts to save are a warning, and an error at the end of training."""
         trainer, path = self.trainer, None
         for attempt in range(2):
             try:
-                if not self.folder.is_here:
+                if not self.folder.is_intact:
                     self._move()
                 path = self.folder.save(state, trainer.iteration, trainer.steps)
                 break
@@ -270,26 +284,28 @@ class Session:
             self._evaluate(path)
         if final and path is None:
             raise SaveFailed(f"The final checkpoint of {self.folder.path} could not be saved; free some space.")
-        if final and self.lost is not None:
+        if final and self.lost_folder is not None:
             raise FolderLost(
-                f"{self.lost} disappeared during training; the run is saved in {self.folder.path}: continue it with "
-                f"`shoal resume {self.folder.path}`."
+                f"{self.lost_folder} disappeared during training; the run is saved in {self.folder.path}: continue it "
+                f"with `shoal resume {self.folder.path}`."
             )
 
     def _move(self) -> None:
-        """Continue in a new folder beside the run's, which has disappeared."""
-        self.lost = self.lost or self.folder.path
-        self.folder.move(self.asked)
-        self.progress.warn(f"{self.lost} has disappeared; the run continues in {self.folder.path}.")
+        """Continue in a new folder, since the run's has disappeared."""
+        self.lost_folder = self.lost_folder or self.folder.path
+        self.folder.move(self.config_job)
+        self.progress.warn(f"{self.lost_folder} has disappeared; the run continues in {self.folder.path}.")
         self.writer = MetricsWriter(self.folder.path, self.progress.warn)
 
     def _evaluate(self, checkpoint: Path | None) -> None:
         started = time.monotonic()
         try:
             count = self.job.evaluation.eval_episodes
-            policies = by_group(self.job, self.trainer.players)
+            policies = by_group(self.job, self.trainer.acting_policies)
             with UserCode("it failed"):
-                scores = evaluate(self.job, policies, count, stop=lambda: self.signal is not None, world=self.stage)
+                scores = evaluate(
+                    self.job, policies, count, stop=lambda: self.signal is not None, world=self.eval_world
+                )
         except ShoalError as error:
             self.progress.warn(f"No evaluation: {error}")
             return
@@ -303,23 +319,27 @@ class Session:
         try:
             self.folder.record_score(self.trainer.steps, scores, checkpoint)
         except FileError as error:
-            self.progress.warn(f"The evaluation is lost: {error}")
+            self.progress.warn(f"The evaluation could not be saved: {error}")
         figures = {f"eval/{name}": score.mean for name, score in scores.reports.items()}
         assert self.writer is not None
         self.writer.write(self.trainer.steps, {"eval/mean_reward": scores.mean, **figures})
-        spent = time.monotonic() - started  # evaluation is no training: it does not count as such
+        spent = time.monotonic() - started  # exclude evaluation from the speed
         self._start += spent
         self._logged_at += spent
 
     def _catch_signals(self) -> dict[int, Any]:
-        """Note the first signal. A second one is for the caller, unless a thread or a launcher ends this process."""
-        requests = Requests()
-        calls = not listens() and find_launch_info() is None
+        """Handle stop signals; returns the old handlers.
+
+        The first signal ends training. A second one is raised again for the caller, unless a thread or a launcher ends
+        this process.
+        """
+        requests = StopRequests()
+        reraises = not is_listening() and find_launch_info() is None
         handlers = {}
 
         def note(number: int, frame: Any) -> None:
             self.signal = self.signal or number
-            if calls and requests.add(number, "a second signal interrupts this program."):
+            if reraises and requests.add(number, "a second signal interrupts this program."):
                 _restore(handlers)
                 signal.raise_signal(number)
 

@@ -1,4 +1,4 @@
-"""Train a job, resume a run: in this process, or in several that this one starts."""
+"""Train a job or resume a run, in this process or in several that it launches."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,25 +17,25 @@ from shoal.runs.jobs import complete
 from shoal.runs.launching import STOPPED, launch
 from shoal.runs.run import Run, load_run
 from shoal.runs.session import Session, Stopped, refuse_finished
-from shoal.training.processes import joined
+from shoal.training.processes import join_processes
 
 
 def train_job(job: Job) -> Run:
-    """Train a job in a new run folder, with as many processes as it says.
+    """Train a job in a new run folder, with the job's number of processes.
 
-    Processes that are started again, after one of them died, go on in the folder that they have made before.
+    Restarted processes of a launch continue in the folder of that launch.
     """
-    if _starts_others(job):
+    if _launches_processes(job):
         folder = RunFolder.create(job)
         try:
-            return _with_others(job, folder)
+            return _train_in_processes(job, folder)
         except BaseException:
             if not folder.holds_checkpoints:
                 folder.discard()
             raise
 
     def open_folder() -> RunFolder:
-        before = _of_this_launch(job)
+        before = _folder_of_launch(job)
         if before is None:
             return RunFolder.create(job)
         if before.holds_checkpoints:
@@ -43,7 +43,7 @@ def train_job(job: Job) -> Run:
             return before
         return RunFolder.create(job.change(run_dir=before.path))
 
-    return _in_folder(job, open_folder, discard=True)
+    return _train_in_folder(job, open_folder, discard=True)
 
 
 def resume(
@@ -54,11 +54,17 @@ def resume(
     gpus: int | None = None,
     trust: bool = False,
 ) -> Run:
-    """Continue a run from its newest good checkpoint; without a new `total_steps`, bit for bit as if never stopped.
+    """Continue a run from its newest valid checkpoint.
 
-    The number of `processes`, or of `gpus`, may be another one than before: then the same but for rounding. With
-    `trust`, code of a run that was trained by others or elsewhere, or has changed since, is executed; the run is then
-    yours.
+    With the same settings, the result equals an uninterrupted run bit for bit; with another number of processes, up to
+    rounding.
+
+    Args:
+        total_steps: New number of env steps; None: the run's.
+        processes: New number of processes.
+        gpus: New number of GPUs, one process each.
+        trust: Execute the run's code even if this user has not trained with it on this machine, or it has changed; the
+            run is then signed as this user's.
     """
     folder = RunFolder.open(path)
     job = load_job(folder.path, trust)
@@ -74,21 +80,22 @@ def resume(
         folder.lock()
         return folder
 
-    if not _starts_others(job):
-        return _in_folder(job, open_folder, resumes=True)
+    if not _launches_processes(job):
+        return _train_in_folder(job, open_folder, resumes=True)
     open_folder()
     try:
         refuse_finished(folder, latest_steps(folder.checkpoints), job.run.total_steps)
         folder.write_config(job)
-        return _with_others(job, folder)
+        return _train_in_processes(job, folder)
     finally:
         folder.unlock()
 
 
 def continue_run(path: Path | str, trust: bool = False) -> Run:
-    """Train the run of a folder from wherever it stands: what the processes do that another one has started.
+    """Train the run of a folder from its newest checkpoint or from the start, in a process of a launch.
 
-    `trust` is about the runs that `--load` names; the folder is this user's.
+    Args:
+        trust: Execute code of the runs that `--load` names; the folder itself is this user's.
     """
     folder = RunFolder.open(path)
 
@@ -97,16 +104,16 @@ def continue_run(path: Path | str, trust: bool = False) -> Run:
         return folder
 
     job = load_job(folder.path)
-    return _in_folder(job.change(trust=trust), open_folder)
+    return _train_in_folder(job.change(trust=trust), open_folder)
 
 
-def _starts_others(job: Job) -> bool:
-    """Whether this process does not train itself, but starts those that do."""
+def _launches_processes(job: Job) -> bool:
+    """Whether this process launches the training processes instead of training."""
     return job.hardware.processes > 1 and find_launch_info() is None
 
 
-def _with_others(job: Job, folder: RunFolder) -> Run:
-    """Let processes of their own train in a folder, and wait for them."""
+def _train_in_processes(job: Job, folder: RunFolder) -> Run:
+    """Launch processes that train in a folder, and wait for them."""
     folder.unlock()  # the first of them locks it
     outcome = launch(folder, job.hardware.processes, job.run.trust)
     if outcome is None:
@@ -119,27 +126,31 @@ def _with_others(job: Job, folder: RunFolder) -> Run:
     raise error
 
 
-def _in_folder(job: Job, open_folder: Callable[[], RunFolder], discard: bool = False, resumes: bool = False) -> Run:
-    """Train here, in the folder that the leading process opens, from its newest good checkpoint if it has any.
+def _train_in_folder(
+    job: Job, open_folder: Callable[[], RunFolder], discard: bool = False, resumes: bool = False
+) -> Run:
+    """Train in this process, in the folder that the leader opens, from its newest checkpoint if there is one.
 
-    With `discard`, a folder whose run cannot begin is taken back; if it `resumes`, there must be something left to do.
+    Args:
+        discard: Remove the folder if the run cannot start.
+        resumes: As in Session.
     """
-    asked = job
-    with joined(job) as (job, processes):
+    config_job = job
+    with join_processes(job) as (job, processes):
         opened: list[RunFolder] = []
 
         def opens() -> str:
             opened.append(open_folder())
             return str(opened[0].path)
 
-        path = processes.lead(opens)
+        path = processes.on_leader(opens)
         folder = opened[0] if opened else RunFolder(Path(path))
         try:
             with seeded(job.run.seed):
                 try:
-                    session = Session(job, folder, processes, asked, resumes)
+                    session = Session(job, folder, processes, config_job, resumes)
                 except BaseException:
-                    if discard and processes.leads and not folder.holds_checkpoints:
+                    if discard and processes.is_leader and not folder.holds_checkpoints:
                         folder.discard()
                     raise
                 return session.run()
@@ -147,14 +158,14 @@ def _in_folder(job: Job, open_folder: Callable[[], RunFolder], discard: bool = F
             folder.unlock()
 
 
-def _of_this_launch(job: Job) -> RunFolder | None:
-    """The folder that these processes have made before they were started again, if they have."""
+def _folder_of_launch(job: Job) -> RunFolder | None:
+    """The folder that this launch created before a restart, if any."""
     place = find_launch_info()
     if place is None:
         return None
-    asked = job.run.run_dir
+    run_dir = job.run.run_dir
     others = sorted(Path("runs").glob("*"), reverse=True) if place.restarts else []
-    for path in [asked] if asked is not None else others:
+    for path in [run_dir] if run_dir is not None else others:
         folder = RunFolder(path)
         if folder.launch == place.launch:
             return folder

@@ -1,10 +1,10 @@
-"""Which code of the user's a run needs, and whether it may be executed.
+"""The user code that a run needs, and whether it may be executed.
 
 A run folder is data. Most runs name only bundled worlds and networks, or environments of installed packages. A run that
-needs a file of the user's states it in config.json with its SHA-256, signed with a key that this user of this machine
-has. Without that signature, or when the file has changed since, nothing is imported unless the user says --trust.
+needs a user's file records it in config.json with its SHA-256, signed with this user's key. Without a valid signature,
+or if the file has changed, nothing is imported unless the user says --trust.
 
-Everything here reads names and files; nothing is imported.
+This module reads names and files; it imports no user code.
 """
 
 import contextlib
@@ -29,13 +29,13 @@ from shoal.core.user_files import full_path, source_sha256
 KEY_BYTES = 32
 
 ENV_PLUGINS = "gymnasium.envs"
-"""Entry points by which installed packages register environments with Gymnasium."""
+"""Entry point group of packages that register environments with Gymnasium."""
 
 MODULE_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 def needed_code(world: str, policies: Iterable[str]) -> dict[str, Path | None]:
-    """The names among a world and policies that mean code of the user's, and the file of each (None: not found)."""
+    """References to user code among a world and policies -> their source files (None: not found)."""
     found: dict[str, Path | None] = {}
     kind = kind_of_world(world)
     if kind == "file":
@@ -46,8 +46,8 @@ def needed_code(world: str, policies: Iterable[str]) -> dict[str, Path | None]:
     return found
 
 
-def state_code(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """What config.json says of the code that its other parts need: file, SHA-256 and this user's signature."""
+def record_code(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of config.json about user code: files, SHA-256 and this user's signature."""
     code = [
         {"reference": reference, "file": str(file), "sha256": source_sha256(file)}
         for reference, file in sorted(needed_code(parts["world"], _policies(parts)).items())
@@ -56,28 +56,28 @@ def state_code(parts: Mapping[str, Any]) -> dict[str, Any]:
     if not code:
         return {"code": []}
     try:
-        return {"code": code, "signature": _sign(parts, code, _own_key(make=True))}
+        return {"code": code, "signature": _sign(parts, code, _user_key(create=True))}
     except OSError as error:
         warnings.warn(f"This run cannot be signed ({error}); opening it will need --trust.", stacklevel=2)
         return {"code": code}
 
 
 def check_code(path: Path, parts: Mapping[str, Any], trust: bool) -> None:
-    """Refuse a config.json whose run needs code that this user has not trained with, unless the user trusts it."""
+    """Raise ShoalError if a run needs code that is neither signed by this user nor trusted."""
     needed = needed_code(parts["world"], _policies(parts))
     if not needed or trust:
         return
-    stated = _stated(path, parts)
-    told = []
+    recorded = _recorded_hashes(path, parts)
+    changed = []
     for reference, file in sorted(needed.items()):
         if file is None or not file.is_file():
-            raise ShoalError(f"{path.parent} needs {reference}, whose source is not here.")
-        before, now = stated.get(reference), source_sha256(file)
+            raise ShoalError(f"{path.parent} needs {reference}, whose source is not found.")
+        before, now = recorded.get(reference), source_sha256(file)
         if before != now:
-            was = "is not stated in config.json" if before is None else f"differs since training (was {before[:12]}…)"
-            told.append(f"{reference} (in {file}: its SHA-256 {now[:12]}… {was})")
-    if told:
-        raise ShoalError(f"{path.parent} would execute {', '.join(told)}: read it, then give --trust to run it.")
+            was = "is not recorded in config.json" if before is None else f"differs since training (was {before[:12]}…)"
+            changed.append(f"{reference} (in {file}: its SHA-256 {now[:12]}… {was})")
+    if changed:
+        raise ShoalError(f"{path.parent} would execute {', '.join(changed)}: read it, then give --trust to run it.")
     if not _is_signed(parts):
         listed = ", ".join(f"{reference} (in {file})" for reference, file in sorted(needed.items()))
         raise ShoalError(
@@ -86,8 +86,8 @@ def check_code(path: Path, parts: Mapping[str, Any], trust: bool) -> None:
         )
 
 
-def _stated(path: Path, parts: Mapping[str, Any]) -> dict[str, str]:
-    """The SHA-256 of every reference that config.json states."""
+def _recorded_hashes(path: Path, parts: Mapping[str, Any]) -> dict[str, str]:
+    """Reference -> SHA-256, as recorded in config.json."""
     try:
         return {str(entry["reference"]): str(entry["sha256"]) for entry in parts.get("code", [])}
     except (KeyError, TypeError, AttributeError):
@@ -95,7 +95,7 @@ def _stated(path: Path, parts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _policies(parts: Mapping[str, Any]) -> list[str]:
-    """All values of the setting `encoder`: the run's and those of single groups."""
+    """All values of the setting `encoder`: the run's and the groups'."""
     groups = [entry.partition("=") for entry in parts["multi_agent"].get("per_group", ())]
     own = [value for name, _, value in groups if name.rpartition(".")[2] == "encoder"]
     return [full_path(policy) for policy in (parts["policy"].get("encoder", "auto"), *own)]
@@ -104,12 +104,12 @@ def _policies(parts: Mapping[str, Any]) -> list[str]:
 def _source_file(reference: str) -> Path:
     place = full_path(reference).rpartition(":")[0]
     if not place.endswith(".py"):
-        raise ShoalError(f"{reference!r} names no code: write FILE.py:NAME.")
+        raise ShoalError(f"{reference!r} is no reference to code: write FILE.py:NAME.")
     return Path(place)
 
 
 def _module_to_import(kind: str, name: str) -> str | None:
-    """The module that an environment's name makes Shoal import, if it is not of an installed, registered package."""
+    """The module that an environment's name would import; None if an installed package registered it."""
     if kind == "gym" and ":" in name:
         module = name.partition(":")[0]
         registered = {entry.module.partition(".")[0] for entry in entry_points(group=ENV_PLUGINS)}
@@ -121,7 +121,7 @@ def _module_to_import(kind: str, name: str) -> str | None:
 
 
 def _module_file(module: str) -> Path | None:
-    """Where a module's source is, found without importing it or its packages."""
+    """The source file of a module, found without importing it or its packages."""
     if not MODULE_NAME.fullmatch(module):
         return None
     place, found = None, None
@@ -138,7 +138,7 @@ def _module_file(module: str) -> Path | None:
 
 
 def _sign(parts: Mapping[str, Any], code: list[dict[str, str]], key: bytes) -> str:
-    """Signs the code together with all settings that reach it."""
+    """HMAC-SHA256 over the code and all settings that reach it."""
     signed = {
         "world": parts["world"],
         "world_config": parts["world_config"],
@@ -150,29 +150,29 @@ def _sign(parts: Mapping[str, Any], code: list[dict[str, str]], key: bytes) -> s
 
 def _is_signed(parts: Mapping[str, Any]) -> bool:
     try:
-        good = _sign(parts, parts["code"], _own_key(make=False))
+        good = _sign(parts, parts["code"], _user_key(create=False))
     except (OSError, KeyError):
         return False
     return hmac.compare_digest(good.encode(), str(parts.get("signature", "")).encode())
 
 
 def key_path() -> Path:
-    """Where this user's key is kept."""
+    """Path of this user's key."""
     state = os.environ.get("XDG_STATE_HOME")
     return (Path(state) if state else Path("~/.local/state").expanduser()) / "shoal" / "signing.key"
 
 
-def _own_key(make: bool) -> bytes:
-    """The key of this user of this machine; made when it is first needed, readable by the user alone."""
+def _user_key(create: bool) -> bytes:
+    """This user's key on this machine; with `create`, it is created on first use, with mode 600."""
     path = key_path()
-    if make and not path.exists():
+    if create and not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_name(f".signing.{os.getpid()}.{secrets.token_hex(4)}")
         handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             os.write(handle, secrets.token_bytes(KEY_BYTES))
             os.fsync(handle)
-            with contextlib.suppress(FileExistsError):  # another process was first: its key holds
+            with contextlib.suppress(FileExistsError):  # another process was first: use its key
                 os.link(fresh, path)
         finally:
             os.close(handle)

@@ -1,1 +1,1 @@
-"""Programs for developers and authors of worlds: benchmarks and checks."""
+"""Benchmarks and checks of worlds."""

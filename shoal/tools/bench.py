@@ -1,4 +1,4 @@
-"""Measuring: stepping alone, rollouts alone, and end to end, over a range of env counts."""
+"""Benchmarks: stepping alone, rollouts alone, and end to end, over a range of env counts."""
 
 import argparse
 import json
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, no_type_check
 
 import torch
 import warp as wp
@@ -31,12 +31,13 @@ STEPS_PER_CALL = 32
 
 
 @wp.func
+@no_type_check
 def random_choices(
     env: int,
     n: int,
     block: int,
     counter: wp.array[int],
-    place: wp.array[int],
+    index: wp.array[int],
     a: wp.array[int],
     b: wp.array[int],
     c: wp.array[int],
@@ -46,8 +47,8 @@ def random_choices(
     g: wp.array[int],
     h: wp.array[int],
 ):
-    """Uniform choices out of n for eight rows of actions, sixteen random bits each, all from one draw."""
-    words = philox(vec4u(wp.uint32(place[env]), wp.uint32(counter[0]), wp.uint32(block), wp.uint32(n)), wp.uint64(1))
+    """Uniform choices out of n for eight rows of actions, from sixteen bits each of one Philox draw."""
+    words = philox(vec4u(wp.uint32(index[env]), wp.uint32(counter[0]), wp.uint32(block), wp.uint32(n)), wp.uint64(1))
     a[env] = pick(words[0] >> wp.uint32(16), n)
     b[env] = pick(words[0] & wp.uint32(0xFFFF), n)
     c[env] = pick(words[1] >> wp.uint32(16), n)
@@ -59,26 +60,28 @@ def random_choices(
 
 
 @wp.func
+@no_type_check
 def pick(bits: wp.uint32, n: int):
-    """One of n from sixteen bits."""
+    """A choice out of n from sixteen random bits."""
     return int((bits * wp.uint32(n)) >> wp.uint32(16))
 
 
 @wp.func
+@no_type_check
 def random_floats(
     env: int,
     low: float,
     high: float,
     block: int,
     counter: wp.array[int],
-    place: wp.array[int],
+    index: wp.array[int],
     a: wp.array[float],
     b: wp.array[float],
     c: wp.array[float],
     d: wp.array[float],
 ):
-    """Uniform numbers in [low, high) for four rows of actions, all from one draw."""
-    words = philox(vec4u(wp.uint32(place[env]), wp.uint32(counter[0]), wp.uint32(block), wp.uint32(0)), wp.uint64(1))
+    """Uniform numbers in [low, high) for four rows of actions, from one Philox draw."""
+    words = philox(vec4u(wp.uint32(index[env]), wp.uint32(counter[0]), wp.uint32(block), wp.uint32(0)), wp.uint64(1))
     a[env] = low + (high - low) * unit_float(words[0])
     b[env] = low + (high - low) * unit_float(words[1])
     c[env] = low + (high - low) * unit_float(words[2])
@@ -86,7 +89,14 @@ def random_floats(
 
 
 def random_actions(world: World, steps: int = STEPS_PER_CALL) -> tuple[dict[str, torch.Tensor], Callable[[], None]]:
-    """So many rows of actions for every group (a multiple of eight), and a function that draws them anew."""
+    """Random actions for every group, and a function that redraws them.
+
+    Args:
+        steps: Number of rows, a multiple of eight.
+
+    Returns:
+        Group -> actions [steps, env, agent, ...], and the function.
+    """
     counter = torch.zeros(1, dtype=torch.int32, device=world.device)
     actions, plans, whole_numbers = {}, [], []
     for group in world.groups:
@@ -110,15 +120,15 @@ def random_actions(world: World, steps: int = STEPS_PER_CALL) -> tuple[dict[str,
             columns = actions[group.name].view(steps, -1, len(nvec)).unbind(2)
             parts = [(random_choices, "abcdefgh", dict(n=n), column) for n, column in zip(nvec, columns, strict=True)]
         for function, letters, limits, rows in parts:
-            place = torch.arange(rows.shape[1], dtype=torch.int32, device=world.device)
-            for together in rows.split(len(letters)):
-                arguments = dict(block=len(plans), counter=Broadcast(counter), place=place, **limits)
-                arguments.update(zip(letters, together, strict=True))
+            index = torch.arange(rows.shape[1], dtype=torch.int32, device=world.device)
+            for drawn in rows.split(len(letters)):
+                arguments = dict(block=len(plans), counter=Broadcast(counter), index=index, **limits)
+                arguments.update(zip(letters, drawn, strict=True))
                 plans.append(bind("actions", function, world.device, rows.shape[1], arguments))
 
     def draw() -> None:
-        for whole in joined:
-            whole()
+        for plan in joined:
+            plan()
         for column in whole_numbers:
             column.floor_()
         counter.add_(1)
@@ -128,12 +138,12 @@ def random_actions(world: World, steps: int = STEPS_PER_CALL) -> tuple[dict[str,
 
 
 def _range(space: Box) -> dict[str, float]:
-    """Bounds for random numbers of a Box."""
+    """Bounds of random actions for a Box; -1 and 1 if it is unbounded."""
     return dict(low=space.low, high=space.high) if space.bounded else dict(low=-1.0, high=1.0)
 
 
 def measure(call: Callable[[], None], device: torch.device, seconds: float) -> float:
-    """Seconds per call: the median over at least five slices, after warming up."""
+    """Seconds per call after warm-up, the median over seven slices of the time."""
     for _ in range(WARM_UP_CALLS + 2):
         call()
     _wait(device)
@@ -153,7 +163,7 @@ def measure(call: Callable[[], None], device: torch.device, seconds: float) -> f
 
 
 def bench_stepping(job: Job, num_envs: int, seconds: float) -> dict[str, Any]:
-    """Env steps per second with random actions drawn on the device, no policy."""
+    """Env steps per second with random actions drawn on the device, without a policy."""
     world = world_class(job.world)(num_envs, job.hardware.device, job.world_config)
     world.reset(job.run.seed)
     actions, draw = random_actions(world)
@@ -170,7 +180,7 @@ def bench_stepping(job: Job, num_envs: int, seconds: float) -> dict[str, Any]:
 
 
 def bench_training(job: Job, seconds: float) -> dict[str, Any]:
-    """Env steps per second of rollouts alone and end to end, with the start-up time until the first replay."""
+    """Env steps per second of rollouts alone and end to end, and the time until the graphs are recorded."""
     start = time.perf_counter()
     trainer = Trainer(job)
     for _ in range(WARM_UP_CALLS + 1):
@@ -223,7 +233,7 @@ def _row(job: Job, kind: str, num_envs: int, world: World, **figures: float) -> 
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """What the figures were taken on."""
+    """Device, versions and commit of a measurement."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{processor()} x {cpu_threads()}"
     return dict(device=name, torch=torch.__version__, warp=wp.__version__, commit=commit())
 
@@ -234,21 +244,23 @@ def _wait(device: torch.device) -> None:
 
 
 def save(rows: list[dict[str, Any]], path: Path) -> None:
-    """One JSON line per figure."""
+    """Write rows as JSON lines."""
     make_folder(path.parent)
     with writing(path):
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def bench_command(world: str, flags: list[str]) -> int:
-    """`shoal bench WORLD`: stepping, rollouts and training over a range of env counts, as a table and as JSON."""
+    """`shoal bench WORLD`: print stepping, rollouts and training over env counts, as a table and as JSON lines."""
     parser = argparse.ArgumentParser(
         prog=f"shoal bench {world}",
-        description="Measure env steps per second. Further flags are those of `shoal train`.",
+        description="Measure env steps per second. Other flags are those of `shoal train`.",
     )
-    parser.add_argument("--envs", nargs="+", type=parse_count, help="env counts (default: 256 to what pays here)")
-    parser.add_argument("--seconds", type=float, default=2.0, help="time per figure (default: 2)")
-    parser.add_argument("--out", type=Path, help="write the figures here as JSON lines, and a picture beside them")
+    parser.add_argument(
+        "--envs", nargs="+", type=parse_count, help="env counts (default: 256 to 4096, on a GPU 1024 to 65536)"
+    )
+    parser.add_argument("--seconds", type=float, default=2.0, help="seconds per measurement (default: 2)")
+    parser.add_argument("--out", type=Path, help="write JSON lines to this file, and a plot beside it")
     options, rest = parser.parse_known_args(flags)
     require("seconds", options.seconds, options.seconds > 0, "above 0")
     if options.out:

@@ -1,4 +1,4 @@
-"""Measuring the renderer: images per second, and how evenly steps go while scenes are swapped."""
+"""Benchmarks of the renderer: images per second, and step times while scenes are swapped."""
 
 import argparse
 import math
@@ -26,31 +26,31 @@ from shoal.scene.pool import ScenePool
 from shoal.scene.sources import expand, prepare
 from shoal.tools.bench import machine, measure, save
 
-MOST_PLACES = 4096
-"""Different places in a scene; more views share them."""
+MAX_VIEWPOINTS = 4096
+"""Maximum number of distinct viewpoints per scene; more views share them."""
 
-MOST_SCENES = 256
-"""Of a measurement: all of them are prepared first and held at once."""
+MAX_SCENES = 256
+"""Maximum number of scenes of a measurement; all are in memory at once."""
 
 MAX_DEPTH = 10.0
-"""Meters: what lies beyond need not be told apart."""
+"""Far end [m] of the depth range."""
 
 
 def place_views(memory: SceneMemory, views: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Poses [views, 7] at free places and rows [views]: the views are dealt out to the scenes in turn."""
+    """Poses [views, 7] at free viewpoints, and rows [views]: view i is in scene i modulo the number of scenes."""
     rows = torch.arange(views, device=memory.device) % memory.rows
     poses = torch.empty(views, 7, device=memory.device)
     for row in range(memory.rows):
         count = int((rows == row).sum())
         if count:
-            here = find_viewpoints(memory, row, min(count, MOST_PLACES))
+            here = find_viewpoints(memory, row, min(count, MAX_VIEWPOINTS))
             turns = torch.randperm(count, generator=torch.Generator().manual_seed(row)) % len(here)
             poses[rows == row] = here[turns.to(here.device)]
     return poses, rows
 
 
 def scatter_movers(poses: torch.Tensor, per_env: int) -> Movers:
-    """Boxes, balls, cylinders and capsules of 5 to 25 cm, a few meters around each camera."""
+    """Boxes, balls, cylinders and capsules of 5 to 25 cm, around each camera with a standard deviation of 3 m."""
     views, device = len(poses), poses.device
     rng = torch.Generator().manual_seed(0)
     movers = Movers.make(views, per_env, device)
@@ -72,13 +72,17 @@ def bench_render(
     seconds: float = 1.0,
     graph: bool = True,
 ) -> dict[str, Any]:
-    """Images per second of all views at once, each at its own free place in one of the scenes."""
+    """Images per second of all views rendered together, each at a free viewpoint of a scene."""
     memory = SceneMemory.holding(list(scenes), device)
     poses, rows = place_views(memory, views)
-    things = scatter_movers(poses, movers) if movers else None
-    renderer = Renderer(memory, views, size, outputs, max_depth=MAX_DEPTH, movers=things)
+    scattered = scatter_movers(poses, movers) if movers else None
+    renderer = Renderer(memory, views, size, outputs, max_depth=MAX_DEPTH, movers=scattered)
     renderer.render(poses, rows)
-    call = Graphed(lambda: renderer.render() and None, memory.device, graph)
+
+    def render() -> None:
+        renderer.render()
+
+    call = Graphed(render, memory.device, graph)
     per_call = measure(call, memory.device, seconds)
     images = views / per_call
     return dict(
@@ -101,14 +105,14 @@ def bench_render(
 def bench_pool(
     sources: str | Sequence[str], envs: int, resident: int, device: str, every: float, seconds: float
 ) -> dict[str, Any]:
-    """Step times (a depth image of 64 x 64 per env, moves) while a scene is swapped `every` so many seconds.
+    """Step times (one 64 x 64 depth image per env) while scenes are swapped every `every` seconds.
 
     Episodes last 25 steps on average.
     """
     pool = ScenePool(sources, envs, resident, device=device)
     try:
         renderer = Renderer(pool.memory, envs, (64, 64), ["depth"], max_depth=MAX_DEPTH)
-        # A row is where an env is now; its scene may be another tomorrow, so the places are drawn once, at eye height.
+        # The scene of a row changes with swaps, so the viewpoints are drawn once, at eye height, whatever the scene.
         pool.swap_interval = 10**9
         renderer.position[:, :2] = torch.rand(envs, 2, device=pool.device) * 8.0 + 1.0
         renderer.position[:, 2] = 1.25
@@ -154,29 +158,33 @@ def bench_pool(
 def bench_render_command(words: list[str]) -> int:
     """`shoal bench render`: images per second over a range of view counts."""
     parser = argparse.ArgumentParser(prog="shoal bench render", description="Measure images per second.")
-    parser.add_argument("--scene", nargs="+", default=["house:7@2"], help="scenes, shared among the views in turn")
-    parser.add_argument("--views", nargs="+", type=parse_count, help="view counts (default: what pays here)")
+    parser.add_argument(
+        "--scene", nargs="+", default=["house:7@2"], help="scenes; view i is in scene i modulo their number"
+    )
+    parser.add_argument(
+        "--views", nargs="+", type=parse_count, help="view counts (default: 16 to 256, on a GPU 256 to 16384)"
+    )
     parser.add_argument("--size", default="64x64", help="pixels of a view (default: 64x64)")
     parser.add_argument("--outputs", nargs="+", default=["depth"], help=f"of {', '.join(KINDS)} (default: depth)")
-    parser.add_argument("--movers", type=int, default=0, help="moving things per env (default: 0)")
-    parser.add_argument("--seconds", type=float, default=1.0, help="time per figure (default: 1)")
+    parser.add_argument("--movers", type=int, default=0, help="movers per env (default: 0)")
+    parser.add_argument("--seconds", type=float, default=1.0, help="seconds per measurement (default: 1)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
-    parser.add_argument("--out", type=Path, help="write the figures here as JSON lines")
+    parser.add_argument("--out", type=Path, help="write JSON lines to this file")
     options = parser.parse_args(words)
     if options.movers < 0:
         raise ShoalError(f"--movers must be 0 or more, not {options.movers}.")
     device, size = pick_device(options.device), parse_size(options.size)
     counts = options.views or ([256, 1024, 4096, 16_384] if device.startswith("cuda") else [16, 64, 256])
     sources = expand(options.scene)
-    if len(sources) > MOST_SCENES:
-        raise ShoalError(f"--scene names {len(sources):,} scenes; name at most {MOST_SCENES}, such as house:0-15.")
+    if len(sources) > MAX_SCENES:
+        raise ShoalError(f"--scene names {len(sources):,} scenes; name at most {MAX_SCENES}, such as house:0-15.")
     if not 0 < options.seconds < 3600:
         raise ShoalError(f"--seconds must be more than 0 and less than an hour, not {options.seconds}.")
     check_settings(1, size, {name: DEFAULT_TYPES.get(name) for name in options.outputs}, 90.0, MAX_DEPTH, None)
     packed = [prepare(source, device=device) for source in sources]
-    told = ", ".join(f"{p.name} ({p.triangles:,} triangles)" for p in islice(packed, 4))
+    names = ", ".join(f"{p.name} ({p.triangles:,} triangles)" for p in islice(packed, 4))
     more = f" and {len(packed) - 4} more" if len(packed) > 4 else ""
-    print(f"{told}{more}; {' + '.join(options.outputs)}, {options.size}")
+    print(f"{names}{more}; {' + '.join(options.outputs)}, {options.size}")
     print(f"{'views':>9}  {'images/s':>9}  {'rays/s':>9}  {'ms':>8}")
     rows = []
     for count in counts:

@@ -1,9 +1,9 @@
-"""Checking a world: what its author may have overlooked, found by walking copies of it side by side.
+"""Check a world for common mistakes by stepping replicas of it with the same random actions.
 
-Every copy takes the same random actions and is held against the first one after each step, array by array: the same
-once more, a smaller batch, envs drawn at random for each step, the other device, one that goes on from a saved state.
-Rules (`check_rules.py`) look at the first copy alone. Before all that, another process looks for indices out of range
-(`check_debug.py`), which might bring this one down.
+After each step, every replica's arrays are compared with the base world's: a second instance, a smaller batch, envs
+drawn at random before each step, the other device, an instance that loaded a saved state. Rules (`check_rules.py`)
+check the base world alone. First, another process looks for indices out of range (`check_debug.py`), which may abort
+it.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,31 +26,31 @@ from shoal.tools.check_debug import check_indices
 from shoal.tools.check_rules import (
     Arrays,
     Finding,
-    Moment,
+    StepSnapshot,
     array_name,
-    draw,
+    draw_noise,
+    error_line,
     first_index,
     on_host,
-    take,
+    step_rows,
     to_actions,
-    told,
 )
 
 
 @dataclass(frozen=True)
 class CheckConfig:
-    """How long and where a world is checked."""
+    """Length and device of a check."""
 
     steps: Count = 200
-    """Steps to walk, with random actions."""
+    """Number of steps, with random actions."""
     envs: Count = 64
-    """Envs of the batch that others are compared with."""
+    """Number of envs of the base world."""
     seed: int = 1
     """Seed of the world and of the actions."""
     device: str = "auto"
     """auto, cpu, cuda or cuda:N; on a GPU the world is also compared with the CPU."""
     debug: bool = True
-    """Look for indices out of range, in Warp's debug mode, which takes some seconds."""
+    """Find indices out of range in Warp's debug mode; takes some seconds."""
 
     def __post_init__(self):
         if self.steps < 1:
@@ -62,12 +62,18 @@ class CheckConfig:
 
 
 def check_world(world: str | type[KernelWorld], config: Any = None, **options: Any) -> list[Finding]:
-    """All findings about a world: a class, a bundled name or `my_world.py:Chase`; options are those of CheckConfig."""
+    """Check a world and return all findings.
+
+    Args:
+        world: A class, a bundled name or `my_world.py:Chase`.
+        config: The world's config; None: its defaults.
+        options: Fields of CheckConfig.
+    """
     return list(findings(world, config, CheckConfig(**options)))
 
 
 def findings(world: str | type[KernelWorld], config: Any, options: CheckConfig) -> Iterator[Finding]:
-    """The findings one by one, as they come."""
+    """Check a world and yield the findings as they come."""
     cls = _class_of(world)
     device = pick_device(options.device)
     init_warp()
@@ -79,17 +85,17 @@ def findings(world: str | type[KernelWorld], config: Any, options: CheckConfig) 
     except ShoalError:
         raise
     except Exception as error:
-        yield Finding("FAIL", f"the world cannot be made: {told(error, cls)}")
+        yield Finding("FAIL", f"the world cannot be built: {error_line(error, cls)}")
         return
     if options.debug:
         found = check_indices(world, config, options.steps, options.seed)
         yield found
         if found.kind == "FAIL":
-            yield Finding("note", "all other checks were left out; they mean little before this is mended")
+            yield Finding("note", "all other checks were left out, since this error affects them")
             return
-    walk = Walk(base, config, options)
-    walk.run()
-    yield from walk.report()
+    checker = WorldChecker(base, config, options)
+    checker.run()
+    yield from checker.report()
 
 
 def _class_of(world: str | type[KernelWorld]) -> type[KernelWorld]:
@@ -100,208 +106,221 @@ def _class_of(world: str | type[KernelWorld]) -> type[KernelWorld]:
 
 
 @dataclass
-class Copy:
-    """Another copy of the world, which holds some envs of the first one and must walk like them."""
+class Replica:
+    """Another instance of the world with some of the base world's envs, which must do the same."""
 
     topic: str
-    fine: str
-    """What is true if nothing differs."""
-    here: str
-    """Where the second value of a difference comes from."""
+    ok_text: str
+    """Text of the finding if nothing differs."""
+    label: str
+    """Describes the replica in a difference: "in a batch of 8"."""
     hint: str
-    """What an author should look for."""
+    """The likely cause of a difference."""
     world: KernelWorld
     rows: torch.Tensor
-    """int64 [its envs]: which envs of the first copy it holds."""
+    """int64 [replica env]: index of the base world's env."""
     start: int = 0
-    """The step before which it takes over the first one's state; 0 means a reset of its own."""
+    """Step before which it loads the base world's state; 0: it resets itself."""
     redraws: bool = False
-    """Before each step it takes over the state of envs drawn at random: a dependence shows up when it acts, however
-    rare that is, since every env has other neighbors then."""
-    rounds: bool = False
-    """Its floats may differ by rounding, being another device's."""
+    """Load the states of randomly drawn envs before each step: neighbors change, so a rare dependence on them shows."""
+    allow_rounding: bool = False
+    """Floats may differ by rounding, since the device is another one."""
     problem: str = ""
     rounded: str = ""
 
 
-class Walk:
-    """The first copy of a world, the others beside it, and what was found on the way."""
+class WorldChecker:
+    """Steps a base world and its replicas, and records differences and violated rules."""
 
     def __init__(self, base: KernelWorld, config: Any, options: CheckConfig):
         self.base, self.config, self.options = base, config, options
-        self.copies, self.no_devices = self._copies()
-        self.fresh = self._another(options.envs)
-        """Begins each episode in arrays that know nothing of the one before."""
-        self.other_seed = self._another(options.envs)
+        self.replicas, self.device_note = self._replicas()
+        self.fresh = self._build_world(options.envs)
+        """Starts each episode from reset arrays, without traces of earlier episodes."""
+        self.other_seed = self._build_world(options.envs)
         self.draws = torch.Generator().manual_seed(options.seed)
-        """Of envs for copies that redraw theirs; the actions have another generator."""
-        every = (rules.check_spaces, rules.check_counters, rules.check_masks, rules.check_alive, rules.check_somebody)
-        self.breaches: dict[Callable[[Moment], str], str] = dict.fromkeys(every, "")
-        self.shown = [*base.state, *(array_name(base.groups, g, "observation") for g in base.groups)]
-        """What an episode starts with."""
-        self.raised = self.carried = ""
+        """Draws envs for replicas with `redraws`; actions use another generator."""
+        all_rules = (
+            rules.check_spaces,
+            rules.check_counters,
+            rules.check_masks,
+            rules.check_alive,
+            rules.check_any_alive,
+        )
+        self.violations: dict[Callable[[StepSnapshot], str], str] = dict.fromkeys(all_rules, "")
+        self.start_arrays = [*base.state, *(array_name(base.groups, g, "observation") for g in base.groups)]
+        """Arrays that define the start of an episode."""
+        self.raised = self.leftover = ""
         self.ends = 0
         self.envs_differ = self.episodes_differ = self.seeds_differ = False
 
-    def _another(self, envs: int, device: Any = None) -> KernelWorld:
+    def _build_world(self, envs: int, device: Any = None) -> KernelWorld:
         return type(self.base)(envs, device or self.base.device, self.config)
 
-    def _copies(self) -> tuple[list[Copy], str]:
-        """What is compared with the first copy, and why another device is not, if so."""
+    def _replicas(self) -> tuple[list[Replica], str]:
+        """The replicas, and the reason why another device is left out ("": it is not)."""
         n = self.options.envs
         few, every = max(1, n // 8), torch.arange(n)
-        again = Copy(
+        again = Replica(
             topic="determinism",
-            fine="the same seed and actions give the same numbers",
-            here="the second time",
-            hint="something is used that is neither in the store nor one of the world's random numbers",
-            world=self._another(n),
+            ok_text="the same seed and actions give the same numbers",
+            label="the second time",
+            hint="the world uses a value that is neither in the store nor one of its random numbers",
+            world=self._build_world(n),
             rows=every,
         )
-        smaller = Copy(
+        smaller = Replica(
             topic="batch size",
-            fine=f"the first {few} envs do the same without the other {n - few}",
-            here=f"in a batch of {few}",
+            ok_text=f"the first {few} envs do the same without the other {n - few}",
+            label=f"in a batch of {few}",
             hint="an env depends on others of its batch",
-            world=self._another(few),
+            world=self._build_world(few),
             rows=every[:few],
         )
-        single = Copy(
+        single = Replica(
             topic="single envs",
-            fine="an env does the same alone",
-            here="alone",
+            ok_text="an env does the same alone",
+            label="alone",
             hint="an env depends on others of its batch",
-            world=self._another(1),
+            world=self._build_world(1),
             rows=every[-1:],
             redraws=True,
         )
-        shuffled = Copy(
+        shuffled = Replica(
             topic="slices",
-            fine="envs do the same among other neighbors",
-            here="among other neighbors",
-            hint="an env depends on others of its batch, or on its place there",
-            world=self._another(n - 1),
+            ok_text="envs do the same among other neighbors",
+            label="among other neighbors",
+            hint="an env depends on others of its batch, or on its index there",
+            world=self._build_world(n - 1),
             rows=every[1:],
             redraws=True,
         )
-        loaded = Copy(
+        loaded = Replica(
             topic="saved state",
-            fine="a world that loads it goes on bit for bit",
-            here="after loading the state",
-            hint="the world keeps something outside of its store",
-            world=self._another(n),
+            ok_text="a world that loads it continues bit for bit",
+            label="after loading the state",
+            hint="the world keeps state outside of its store",
+            world=self._build_world(n),
             rows=every,
             start=max(1, self.options.steps // 2),
         )
-        copies = [again, smaller]
+        replicas = [again, smaller]
         if self.base.resumable:
-            copies += [single, shuffled, loaded]
+            replicas += [single, shuffled, loaded]
         if self.base.device.type == "cpu":
-            return copies, "--device cpu" if torch.cuda.is_available() else "there is no GPU here"
+            return replicas, "--device cpu" if torch.cuda.is_available() else "this machine has no GPU"
         if not self.base.resumable:
-            return copies, "what the world has loaded is found by each device for itself"
+            return replicas, "each device preprocesses the loaded scenes"
         if not wp.is_cpu_available():
-            return copies, "Warp has no CPU compiler on this machine"
-        other_device = Copy(
+            return replicas, "Warp has no CPU compiler on this machine"
+        other_device = Replica(
             topic="devices",
-            fine="GPU and CPU agree bit for bit",
-            here="on the CPU",
+            ok_text="GPU and CPU agree bit for bit",
+            label="on the CPU",
             hint="that is more than rounding",
-            world=self._another(n, "cpu"),
+            world=self._build_world(n, "cpu"),
             rows=every,
-            rounds=True,
+            allow_rounding=True,
         )
-        return [*copies, other_device], ""
+        return [*replicas, other_device], ""
 
-    # --- walking ------------------------------------------------------------------------------------------------------
+    # --- stepping -----------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Walk all steps, or until the world raises an error."""
+        """Take all steps, or stop at the first error that the world raises."""
         generator = torch.Generator().manual_seed(self.options.seed)
         step = 0
         try:
             self.base.reset(self.options.seed)
             self.other_seed.reset(self.options.seed + 1)
             now = self.at_reset = on_host(self.base.state_dict())
-            self._look(Moment(0, self.base.groups, now, now), {})
+            self._check_step(StepSnapshot(0, self.base.groups, now, now), {})
             for step in range(1, self.options.steps + 1):
-                noise = draw(self.base, generator)
+                noise = draw_noise(self.base, generator)
                 actions = to_actions(self.base, noise, self.base.outputs)
                 if not self.seeds_differ:
-                    take(self.other_seed, to_actions(self.base, noise, self.other_seed.outputs))
-                take(self.base, actions)
+                    step_rows(self.other_seed, to_actions(self.base, noise, self.other_seed.outputs))
+                step_rows(self.base, actions)
                 before, now = now, on_host(self.base.state_dict())
-                self._look(Moment(step, self.base.groups, now, before), actions)
+                self._check_step(StepSnapshot(step, self.base.groups, now, before), actions)
         except Exception as error:
             place = f"step {step}" if step else "reset"
-            self.raised = f"the world raised {told(error, type(self.base))}, at {place}"
+            self.raised = f"the world raised {error_line(error, type(self.base))}, at {place}"
 
-    def _look(self, m: Moment, actions: Arrays) -> None:
-        for rule, breach in self.breaches.items():
-            self.breaches[rule] = breach or rule(m)
-        for copy in self.copies:
-            if not copy.problem and copy.start <= m.step:
-                self._advance(copy, m, actions)
-        self._look_at_starts(m)
+    def _check_step(self, snapshot: StepSnapshot, actions: Arrays) -> None:
+        for rule, violation in self.violations.items():
+            self.violations[rule] = violation or rule(snapshot)
+        for replica in self.replicas:
+            if not replica.problem and replica.start <= snapshot.step:
+                self._advance(replica, snapshot, actions)
+        self._check_starts(snapshot)
         if not self.seeds_differ:
             other = self.other_seed.state_dict()
-            self.seeds_differ = any(not same(m.now[name], other[name].cpu()) for name in other if name != "seed")
+            self.seeds_differ = any(not same(snapshot.now[name], other[name].cpu()) for name in other if name != "seed")
 
-    def _advance(self, copy: Copy, m: Moment, actions: Arrays) -> None:
-        """Take the same step in a copy, and compare: the author's own arrays first, where a difference begins."""
+    def _advance(self, replica: Replica, snapshot: StepSnapshot, actions: Arrays) -> None:
+        """Take the same step in a replica and compare; the author's `state` first, where differences begin."""
         try:
-            if m.step == 0:
-                copy.world.reset(self.options.seed, int(copy.rows[0]))
+            if snapshot.step == 0:
+                replica.world.reset(self.options.seed, int(replica.rows[0]))
             else:
-                if copy.redraws:
+                if replica.redraws:
                     drawn = torch.randperm(self.options.envs, generator=self.draws)
-                    copy.rows = drawn[: copy.world.num_envs]
-                if copy.redraws or copy.rounded or copy.start == m.step:
-                    copy.world.load_state_dict({name: tensor[copy.rows] for name, tensor in m.before.items()})
-                take(copy.world, actions, copy.rows)
+                    replica.rows = drawn[: replica.world.num_envs]
+                if replica.redraws or replica.rounded or replica.start == snapshot.step:
+                    replica.world.load_state_dict(
+                        {name: tensor[replica.rows] for name, tensor in snapshot.before.items()}
+                    )
+                step_rows(replica.world, actions, replica.rows)
         except Exception as error:
-            copy.problem = f"{copy.here}, at step {m.step}, it raised {told(error, type(self.base))}"
+            replica.problem = (
+                f"{replica.label}, at step {snapshot.step}, it raised {error_line(error, type(self.base))}"
+            )
             return
-        other = {name: tensor.cpu() for name, tensor in copy.world.state_dict().items()}
-        differ, apart = {}, {}
+        other = {name: tensor.cpu() for name, tensor in replica.world.state_dict().items()}
+        differ, far_apart = {}, {}
         for name in sorted(other, key=lambda name: name not in self.base.state):
-            mine = m.now[name][copy.rows]
+            mine = snapshot.now[name][replica.rows]
             if not same(mine, other[name]):
                 differ[name] = differing(mine, other[name])
-                more = far(mine, other[name]) if copy.rounds else differ[name]
+                more = beyond_rounding(mine, other[name]) if replica.allow_rounding else differ[name]
                 if bool(more.any()):
-                    apart[name] = more
-        wrong = apart or differ
+                    far_apart[name] = more
+        wrong = far_apart or differ
         if not wrong:
             return
         name, *others = wrong
         index = first_index(wrong[name])
-        mine_at = (int(copy.rows[index[0]]), *index[1:])
-        values = f"{m.now[name][mine_at].item()}, but {other[name][index].item()} {copy.here}"
-        text = f"{m.place(name, mine_at)} is {values}"
-        if apart:
+        mine_at = (int(replica.rows[index[0]]), *index[1:])
+        values = f"{snapshot.now[name][mine_at].item()}, but {other[name][index].item()} {replica.label}"
+        text = f"{snapshot.describe(name, mine_at)} is {values}"
+        if far_apart:
             also = f" (differing too: {', '.join(others[:4])})" if others else ""
-            copy.problem = f"{text}; {copy.hint}{also}"
+            replica.problem = f"{text}; {replica.hint}{also}"
         else:
-            copy.rounded = copy.rounded or text
+            replica.rounded = replica.rounded or text
 
-    def _look_at_starts(self, m: Moment) -> None:
-        """Whether episodes start differently, and owe nothing to the one before."""
-        if m.step == 0:
-            self.envs_differ = any(bool(differing(m.now[n], m.now[n][:1]).any()) for n in self.shown)
-        if not bool(m.ended.any()):
+    def _check_starts(self, snapshot: StepSnapshot) -> None:
+        """Check that episodes start differently, without traces of the previous episode."""
+        if snapshot.step == 0:
+            self.envs_differ = any(
+                bool(differing(snapshot.now[n], snapshot.now[n][:1]).any()) for n in self.start_arrays
+            )
+        if not bool(snapshot.ended.any()):
             return
-        self.ends += int(m.ended.sum())
-        self.episodes_differ |= any(bool(differing(m.now[n], self.at_reset[n])[m.ended].any()) for n in self.shown)
-        if not self.carried:
+        self.ends += int(snapshot.ended.sum())
+        self.episodes_differ |= any(
+            bool(differing(snapshot.now[n], self.at_reset[n])[snapshot.ended].any()) for n in self.start_arrays
+        )
+        if not self.leftover:
             self.fresh.reset(self.options.seed)
             self.fresh.store.episode.copy_(self.base.store.episode - 1)
             self.fresh.restart(torch.ones_like(self.fresh.store.ended))
-            for name in self.shown:
-                bad = differing(m.now[name], self.fresh.store[name].cpu())
-                self.carried = self.carried or m.first(name, bad & rules.per_env(m.ended, bad))
+            for name in self.start_arrays:
+                bad = differing(snapshot.now[name], self.fresh.store[name].cpu())
+                self.leftover = self.leftover or snapshot.first(name, bad & rules.per_env(snapshot.ended, bad))
 
-    # --- what was found -----------------------------------------------------------------------------------------------
+    # --- findings -----------------------------------------------------------------------------------------------------
 
     def report(self) -> Iterator[Finding]:
         """One finding per check."""
@@ -310,43 +329,41 @@ class Walk:
             return
         groups = self.base.groups
         yield self._verdict(rules.check_spaces, "spaces", "observations, rewards and end flags are as declared")
-        for copy in self.copies:
-            if copy.problem and copy is not self.copies[0] and self.copies[0].problem:
-                yield Finding("note", f"{copy.topic}: cannot be judged, since the world does not repeat itself")
-            elif copy.problem:
-                yield Finding("FAIL", f"{copy.topic}: {copy.problem}")
-            elif copy.rounded:
-                yield Finding("note", f"{copy.topic}: GPU and CPU agree to rounding; {copy.rounded}")
+        for replica in self.replicas:
+            if replica.problem and replica is not self.replicas[0] and self.replicas[0].problem:
+                yield Finding("note", f"{replica.topic}: cannot be judged, since the world is not deterministic")
+            elif replica.problem:
+                yield Finding("FAIL", f"{replica.topic}: {replica.problem}")
+            elif replica.rounded:
+                yield Finding("note", f"{replica.topic}: GPU and CPU agree to rounding; {replica.rounded}")
             else:
-                yield Finding("ok", f"{copy.topic}: {copy.fine}")
+                yield Finding("ok", f"{replica.topic}: {replica.ok_text}")
         if not self.base.resumable:
-            yield Finding(
-                "note", "single envs, slices, saved state: left out; another batch has other scenes, and begins anew"
-            )
-        if self.no_devices:
-            yield Finding("note", f"devices: GPU against CPU was left out ({self.no_devices})")
-        yield self._verdict(rules.check_counters, "resets", "after an end, and only then, a new episode begins")
-        yield from self._about_episodes()
+            yield Finding("note", "single envs, slices, saved state: left out, since another batch has other scenes")
+        if self.device_note:
+            yield Finding("note", f"devices: GPU against CPU was left out ({self.device_note})")
+        yield self._verdict(rules.check_counters, "resets", "a new episode begins after an end, and only then")
+        yield from self._episode_findings()
         if any(g.masked for g in groups):
-            yield self._verdict(rules.check_masks, "masks", "every agent in the game has a choice")
+            yield self._verdict(rules.check_masks, "masks", "every living agent has a choice")
         if any(g.can_leave for g in groups):
-            fine = "who has left stays away until the episode ends, and gets nothing"
-            yield self._verdict(rules.check_alive, "alive", fine)
-        if nobody := self.breaches[rules.check_somebody]:
-            yield Finding("note", f"alive: nobody is in the game, yet the episode goes on: {nobody}")
+            ok_text = "agents that have left stay absent until the episode ends, and get no reward"
+            yield self._verdict(rules.check_alive, "alive", ok_text)
+        if empty := self.violations[rules.check_any_alive]:
+            yield Finding("note", f"alive: no agent is alive, but the episode continues: {empty}")
 
-    def _verdict(self, rule: Callable[[Moment], str], topic: str, fine: str) -> Finding:
-        breach = self.breaches[rule]
-        return Finding("FAIL" if breach else "ok", f"{topic}: {breach or fine}")
+    def _verdict(self, rule: Callable[[StepSnapshot], str], topic: str, ok_text: str) -> Finding:
+        violation = self.violations[rule]
+        return Finding("FAIL" if violation else "ok", f"{topic}: {violation or ok_text}")
 
-    def _about_episodes(self) -> Iterator[Finding]:
+    def _episode_findings(self) -> Iterator[Finding]:
         if self.ends:
             yield Finding("ok", f"ends: {self.ends} episodes ended within {self.options.steps} steps")
         else:
-            more = "walk further (--steps) or shorten episodes (--world.max-steps)"
+            more = "take more steps (--steps) or shorten episodes (--world.max-steps)"
             yield Finding("note", f"ends: no episode ended within {self.options.steps} steps; {more}")
-        if self.carried and not self.copies[0].problem:  # a world that does not repeat itself differs anyway
-            yield Finding("note", f"starts: {self.carried}, left from the episode before; `reset` does not set it anew")
+        if self.leftover and not self.replicas[0].problem:  # without determinism it differs anyway
+            yield Finding("note", f"starts: {self.leftover}, left from the previous episode; `reset` does not set it")
         if not self.envs_differ and not self.episodes_differ:
             yield Finding("note", "starts: every episode starts alike; `reset` draws no random numbers")
         elif self.ends and not self.episodes_differ:
@@ -354,13 +371,13 @@ class Walk:
         else:
             yield Finding("ok", "starts: episodes start differently")
         if self.seeds_differ:
-            yield Finding("ok", "seeds: another seed makes another walk")
+            yield Finding("ok", "seeds: another seed gives other numbers")
         else:
             yield Finding("note", "seeds: another seed changes nothing; the world draws no random numbers")
 
 
 def bits(array: torch.Tensor) -> torch.Tensor:
-    """Floats as whole numbers: NaN then equals itself, and -0.0 is not 0.0."""
+    """View floats as integers: NaN then equals itself, and -0.0 differs from 0.0."""
     return array.view(torch.int32 if array.element_size() == 4 else torch.int16) if array.is_floating_point() else array
 
 
@@ -374,7 +391,7 @@ def differing(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return bits(one) != bits(other)
 
 
-def far(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def beyond_rounding(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Where two devices differ by more than rounding."""
     if one.is_floating_point():
         return ~torch.isclose(one, other, rtol=1e-5, atol=1e-6, equal_nan=True)
@@ -383,17 +400,17 @@ def far(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 def check_command(world: str, flags: list[str]) -> int:
     """`shoal check WORLD`: one line per check; 1 if any of them failed."""
-    torch.set_num_threads(1)  # many small arrays: more threads would only wait for one another
+    torch.set_num_threads(1)  # the arrays are small
     cls = _class_of(world)
-    shipped = make_job(world).world_config
+    defaults = make_job(world).world_config
     parts = [
         ("check", tyro.conf.OmitArgPrefixes[CheckConfig], field(default=CheckConfig())),
-        ("world", cls.Config, field(default=shipped)),
+        ("world", cls.Config, field(default=defaults)),
     ]
     options = tyro.cli(
         make_dataclass("Options", parts, frozen=True),
         prog=f"shoal check {world}",
-        description=f"Walk {world} with random actions and look for mistakes in it.",
+        description=f"Step {world} with random actions and check it for common mistakes.",
         args=flags,
     )
     failed = False

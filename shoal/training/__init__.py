@@ -1,1 +1,1 @@
-"""Training: collecting experience, trainers, several processes, the memory that a run takes."""
+"""Training: rollout collection, trainers, data-parallel processes, memory estimates."""

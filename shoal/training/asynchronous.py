@@ -1,13 +1,12 @@
-"""Acting and learning at the same time: one thread makes rollouts, another learns from them.
+"""Asynchronous training: one thread collects rollouts, another learns from them.
 
-The thread that acts has policies of its own, with the newest weights when a rollout begins; in host worlds, whose steps
-take long, also in the middle of it. Finished rollouts wait in a bounded queue, with the number of updates that their
-policy had seen at first. A rollout may begin while at most `max_policy_lag` others are not yet learned from: this bounds the
-updates between acting and learning. Without lag the two take turns, and the numbers are those of a plain `Trainer`, bit
-for bit.
+The acting thread has copies of the policies. It refreshes their weights when a rollout begins and, in host worlds, also
+during it. Finished rollouts wait in a bounded queue, labeled with the number of updates before their first step. A
+rollout begins only while at most `max_policy_lag` rollouts wait to be learned from, which bounds the policy lag. With
+`max_policy_lag` 0 the threads alternate, and the numbers equal a synchronous `Trainer`'s bit for bit.
 
-On a GPU each thread has a stream; they wait for one another there, not on the host. Acting may also have a device of
-its own.
+On a GPU each thread has its stream, and they wait for each other on the device, not on the host. Acting and learning
+may use different devices.
 """
 
 import copy
@@ -25,22 +24,22 @@ from shoal.core.launch import rest_until_done
 from shoal.learn.rollout import Rollout
 from shoal.policy import Policy
 from shoal.training.host_collector import HostCollector
-from shoal.training.processes import Processes
-from shoal.training.trainer import Trainer, lags_told
+from shoal.training.processes import Communicator
+from shoal.training.trainer import Trainer, lag_metrics
 
 
-class Handover:
-    """Memory that one thread fills and another reads. Streams of a GPU wait for one another, not the host."""
+class TensorMailbox:
+    """Tensors that one thread writes and another reads. On a GPU their streams wait for each other, not the host."""
 
     def __init__(self, like: list[torch.Tensor], device: torch.device):
         self.memory = [torch.zeros_like(tensor, device=device) for tensor in like]
         self.fresh = False
-        """Whether it was filled since it was read."""
-        self._written, self._read = _Mark(), _Mark()
+        """Whether the tensors were written since the last read."""
+        self._written, self._read = _StreamEvent(), _StreamEvent()
         self._lock = threading.Lock()
 
     def put(self, tensors: list[torch.Tensor]) -> None:
-        """Fill it."""
+        """Copy tensors into the mailbox."""
         with self._lock:
             self._read.wait()
             _copy(tensors, self.memory)
@@ -48,7 +47,7 @@ class Handover:
             self.fresh = True
 
     def take(self, into: list[torch.Tensor]) -> None:
-        """Copy what is in it."""
+        """Copy the mailbox's tensors to `into`."""
         with self._lock:
             self._written.wait()
             _copy(self.memory, into)
@@ -56,8 +55,8 @@ class Handover:
             self.fresh = False
 
 
-class _Mark:
-    """A place on a stream of a GPU, for other streams to wait for; nothing at all on a CPU."""
+class _StreamEvent:
+    """A CUDA event that other streams wait for; a no-op on a CPU."""
 
     def __init__(self):
         self.event: torch.cuda.Event | None = None
@@ -73,60 +72,60 @@ class _Mark:
 
 
 class Finished(NamedTuple):
-    """A rollout that waits to be learned from."""
+    """A collected rollout in the queue."""
 
-    slot: Handover
+    slot: TensorMailbox
     version: int
-    """How many rollouts had been learned from when it began; its later steps may have been made with newer weights."""
+    """Rollouts learned from before its first step; in host worlds, later steps may use newer weights."""
 
 
 class AsyncTrainer(Trainer):
-    """A trainer whose `iterate` learns from the next rollout while others are being made."""
+    """A trainer whose `iterate` learns from the next rollout while a thread collects others."""
 
-    def __init__(self, job: Job, processes: Processes | None = None):
+    def __init__(self, job: Job, processes: Communicator | None = None):
         self.max_policy_lag = job.schedule.max_policy_lag
         self._learn_device = torch.device(job.schedule.learner_device or job.hardware.device)
         super().__init__(job, processes)
         self._weights = {
-            name: Handover(_weights(self.policies[name], learner.rollout), self._learn_device)
+            name: TensorMailbox(_weights(self.policies[name], learner.rollout), self._learn_device)
             for name, learner in self.learners.items()
         }
         self._sums = self.episode_sums().to(self._learn_device)
-        self._free: SimpleQueue[Handover] = SimpleQueue()
+        self._free: SimpleQueue[TensorMailbox] = SimpleQueue()
         for _ in range(self.max_policy_lag + 1):
-            self._free.put(Handover(self._made(), self._learn_device))
+            self._free.put(TensorMailbox(self._rollout_tensors(), self._learn_device))
         self._finished: list[Finished] = []
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._acting = self._paused = self._closing = False
         self._awaited = False
-        """Whether the learner waits for a rollout."""
+        """Whether the learner waits for a rollout to finish."""
         self._begun = 0
-        """Rollouts begun so far; those learned from are counted by `iteration`."""
-        self._fault: BaseException | None = None
+        """Rollouts started so far; `iteration` counts those learned from."""
+        self._error: BaseException | None = None
         self._lags: list[int] = []
         self._waited = {"learner": 0.0, "actor": 0.0}
-        """Seconds since the last reading of metrics."""
+        """Seconds each thread waited since the last `read_metrics`."""
         self._read_at = time.monotonic()
         if isinstance(self.collector, HostCollector):
-            self.collector.renew = self._renew
+            self.collector.renew = self._refresh_weights
 
-    def _actors(self) -> dict[str, Policy]:
-        self.players = {name: copy.deepcopy(policy) for name, policy in self.policies.items()}
+    def _make_acting_policies(self) -> dict[str, Policy]:
+        self.acting_policies = {name: copy.deepcopy(policy) for name, policy in self.policies.items()}
         self.policies = {name: policy.to(self._learn_device) for name, policy in self.policies.items()}
-        return self.players
+        return self.acting_policies
 
-    def _experience(self, name: str) -> Rollout:
-        made = copy.copy(self.collector.rollouts[name])
-        for field, value in vars(made).items():
+    def _learner_rollout(self, name: str) -> Rollout:
+        rollout = copy.copy(self.collector.rollouts[name])
+        for field, value in vars(rollout).items():
             if isinstance(value, torch.Tensor):
-                setattr(made, field, torch.zeros_like(value, device=self._learn_device))
-        return made
+                setattr(rollout, field, torch.zeros_like(value, device=self._learn_device))
+        return rollout
 
     # --- learning: the thread of the caller -------------------------------------------------------------------------
 
     def iterate(self) -> None:
-        """Learn from the next rollout, as soon as there is one."""
+        """Wait for the next rollout and learn from it."""
         if self._thread is None:
             self._start()
         finished = self._next()
@@ -136,7 +135,7 @@ class AsyncTrainer(Trainer):
         self._lags.append(self.iteration - finished.version)
         self.learn()
         if self._learn_device.type == "cuda":
-            # sync: lag and waiting are told as they are, and players never wait for weights that are still learned
+            # sync: metrics then show true lag and waiting, and acting never waits for an unfinished update
             rest_until_done(self._learn_device)
         self._publish()
         with self._changed:
@@ -148,45 +147,44 @@ class AsyncTrainer(Trainer):
         with self._changed:
             self._awaited = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._finished or self._fault is not None)
+            self._changed.wait_for(lambda: self._finished or self._error is not None)
             self._awaited = False
             self._waited["learner"] += time.monotonic() - start
-            if self._fault is not None:
-                raise self._fault
+            if self._error is not None:
+                raise self._error
             return self._finished.pop(0)
 
     def _publish(self) -> None:
-        """Let players have the weights of now."""
+        """Offer the current weights to the acting thread."""
         for name, learner in self.learners.items():
             self._weights[name].put(_weights(self.policies[name], learner.rollout))
 
-    def _fill_players(self) -> None:
-        """Before anybody acts: what has been loaded, also for those that do not learn."""
-        for name, player in self.players.items():
-            player.load_state_dict(self.policies[name].state_dict())
+    def _load_acting_policies(self) -> None:
+        """Copy all weights, also of frozen policies, before the first rollout."""
+        for name, policy in self.acting_policies.items():
+            policy.load_state_dict(self.policies[name].state_dict())
         self._publish()
 
     def _start(self) -> None:
-        self._fill_players()
+        self._load_acting_policies()
         self._begun = self.iteration
         self._thread = threading.Thread(target=self._act, name="actor", daemon=True)
         self._thread.start()
 
     @contextmanager
-    def still(self) -> Iterator[None]:
-        """No rollout is being made, and players are as good as the policies.
+    def paused(self) -> Iterator[None]:
+        """A context in which no rollout is collected and the acting policies have the newest weights.
 
-        Rollouts that wait in the queue stay there; a run that is resumed from what is saved now will not see them.
-        Without lag the queue is empty.
+        The queue keeps its rollouts, but a checkpoint does not contain them. With `max_policy_lag` 0 it is empty.
         """
         with self._changed:
             self._paused = True
             self._changed.wait_for(lambda: not self._acting)
         try:
             if self._thread is None:
-                self._fill_players()
-            self._wait_for_device()  # a rollout that is being made there
-            self._renew()
+                self._load_acting_policies()
+            self._wait_for_device()  # for the rollout it still computes
+            self._refresh_weights()
             self._wait_for_device()
             yield
         finally:
@@ -206,7 +204,7 @@ class AsyncTrainer(Trainer):
             self._thread.join()
         super().close()
 
-    # --- is_decision_step: a thread of its own --------------------------------------------------------------------------------
+    # --- is_decision_step: the acting thread ----------------------------------------------------------------------------------
 
     def _act(self) -> None:
         device = self.world.device
@@ -214,14 +212,14 @@ class AsyncTrainer(Trainer):
         try:
             with stream:
                 while (version := self._may_begin()) is not None:
-                    self._make_rollout(version)
+                    self._collect_and_queue(version)
         except BaseException as error:
             with self._changed:
-                self._fault, self._acting = error, False
+                self._error, self._acting = error, False
                 self._changed.notify_all()
 
     def _may_begin(self) -> int | None:
-        """Wait until another rollout may begin; returns how many have been learned from, or None at the end."""
+        """Wait until the next rollout may begin; returns its version, or None when the trainer closes."""
         start = time.monotonic()
 
         def ready() -> bool:
@@ -229,7 +227,7 @@ class AsyncTrainer(Trainer):
                 return True
             more = self._begun < self.job.run.iterations and not self._paused
             if not self.max_policy_lag:
-                # Only on demand: a rollout between an update and the checkpoint after it would be lost on resuming.
+                # Only on demand: a checkpoint would lose a rollout collected between an update and the checkpoint.
                 more = more and self._awaited
             return more and self._begun - self.iteration <= (self.max_policy_lag if self._warm else 0)
 
@@ -244,33 +242,33 @@ class AsyncTrainer(Trainer):
 
     @property
     def _warm(self) -> bool:
-        """Whether nothing is left to compile or to record: while one thread does so, the other must rest."""
+        """Whether compiling and graph recording are done; they allow no work in the other thread."""
         parts = (self._collect, self._store, *self._updates.values())
         warms_up = (
             self.job.hardware.compile == "on" or self._learn_device.type == "cuda" or self.world.device.type == "cuda"
         )
         return not warms_up or all(part.warm for part in parts)
 
-    def _make_rollout(self, version: int) -> None:
-        """One rollout with the newest weights, and into the queue with it."""
-        self._renew()
+    def _collect_and_queue(self, version: int) -> None:
+        """Collect one rollout with the newest weights and queue it."""
+        self._refresh_weights()
         self.world.between_rollouts()
         self.collect()
         slot = self._free.get()
-        slot.put(self._made())
+        slot.put(self._rollout_tensors())
         with self._changed:
             self._finished.append(Finished(slot, version))
             self._acting = False
             self._changed.notify_all()
 
-    def _renew(self) -> None:
-        """Give the players the newest weights, if they have not got them."""
+    def _refresh_weights(self) -> None:
+        """Copy newly published weights to the acting policies."""
         for name, weights in self._weights.items():
             if weights.fresh:
-                weights.take(_weights(self.players[name], self.collector.rollouts[name]))
+                weights.take(_weights(self.acting_policies[name], self.collector.rollouts[name]))
 
-    def _made(self) -> list[torch.Tensor]:
-        """What a rollout has brought, where the world is."""
+    def _rollout_tensors(self) -> list[torch.Tensor]:
+        """The tensors of the newest rollout and the episode sums, on the world's device."""
         rows = [rows for name in self.learners for rows in _contents(self.collector.rollouts[name])]
         return [*rows, self.episode_sums()]
 
@@ -281,28 +279,28 @@ class AsyncTrainer(Trainer):
         for name, learner in self.learners.items():
             learner.rollout.version.copy_(self.collector.rollouts[name].version)
         if int(self.collector.counter) != iteration:
-            # Envs stand behind rollouts that waited to be learned from, and are lost: what they do next is no sequel.
+            # The envs are ahead of the lost rollouts of the queue: the next transitions do not continue the replay's.
             for name, learner in self.learners.items():
                 learner.mark_discontinuity()
                 carried = self.collector.rollouts[name].carried()
                 if "age" in carried:
                     carried["age"].zero_()
         self._sums.copy_(self.episode_sums())
-        self._read = self._books()
+        self._read = self._episode_totals()
 
     def read_metrics(self) -> dict[str, float]:
         found = super().read_metrics()
-        found.update(lags_told(self._lags))
+        found.update(lag_metrics(self._lags))
         now = time.monotonic()
         spent = max(1e-9, now - self._read_at)
         with self._changed:
-            for who, seconds in self._waited.items():
-                found[f"time/{who}_waits"] = seconds / spent
-                self._waited[who] = 0.0
+            for thread, seconds in self._waited.items():
+                found[f"time/{thread}_waits"] = seconds / spent
+                self._waited[thread] = 0.0
         self._lags, self._read_at = [], now
         return found
 
-    def _newest_sums(self) -> torch.Tensor:
+    def _current_sums(self) -> torch.Tensor:
         return self._sums
 
 
@@ -311,12 +309,12 @@ def _copy(tensors: list[torch.Tensor], into: list[torch.Tensor]) -> None:
 
 
 def _weights(policy: Policy, rollout: Rollout) -> list[torch.Tensor]:
-    """What acting depends on: parameters, running moments, how often to act at random; and their version."""
+    """The tensors that acting reads: parameters, running moments, version and epsilon."""
     found = [*policy.state_dict().values(), rollout.version]
     return found if rollout.epsilon is None else [*found, rollout.epsilon]
 
 
 def _contents(rollout: Rollout) -> list[torch.Tensor]:
-    """What a learner reads of a rollout."""
-    own = (rollout.version, rollout.epsilon)
-    return [t for t in vars(rollout).values() if isinstance(t, torch.Tensor) and not any(t is other for other in own)]
+    """The tensors of a rollout that a learner reads."""
+    excluded = (rollout.version, rollout.epsilon)
+    return [t for t in vars(rollout).values() if isinstance(t, torch.Tensor) and all(t is not e for e in excluded)]

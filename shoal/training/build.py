@@ -1,4 +1,4 @@
-"""From a job to the things it names: the wrapped world and the policies."""
+"""Build the wrapped world and the policies of a job."""
 
 from typing import Literal
 
@@ -20,32 +20,33 @@ from shoal.policy import ActorCritic, ContinuousQPolicy, Encoder, Policy, QPolic
 def make_world(
     job: Job, num_envs: int | None = None, purpose: Literal["training", "evaluation", "recording"] = "training"
 ) -> World:
-    """The world of a job in its wrappers, with as many envs as the job says or as asked for.
+    """Build the world of a job with its wrappers.
 
-    Some worlds are set up differently for evaluation (`for_evaluation`) and for recordings (`for_recording`).
+    Args:
+        num_envs: Number of envs; None: the job's.
+        purpose: Evaluation (`playing`) and recordings (`for_recording`) may change the world's config.
     """
     cls, config = world_class(job.world), job.world_config
     if purpose != "training":
         config = getattr(cls, f"for_{purpose}")(config)
-    seen_to = {name: getattr(job.wrappers, name) for name in cls.handles_settings}
-    if (
-        seen_to.get("time_limit") and "action_repeat" not in cls.handles_settings
-    ):  # it counts choices, a world its own steps
-        seen_to["time_limit"] *= job.wrappers.action_repeat
-    with UserCode(f"The world {job.world} cannot be made", cls, (ShoalError,)):
-        inner = cls(num_envs or job.run.num_envs, job.hardware.device, config, **seen_to)
+    handled = {name: getattr(job.wrappers, name) for name in cls.handles_settings}
+    # The setting counts agent decisions, a world counts its steps.
+    if handled.get("time_limit") and "action_repeat" not in cls.handles_settings:
+        handled["time_limit"] *= job.wrappers.action_repeat
+    with UserCode(f"The world {job.world} cannot be built", cls, (ShoalError,)):
+        inner = cls(num_envs or job.run.num_envs, job.hardware.device, config, **handled)
     world = wrapped(job, inner)
-    kept = getattr(torch, job.wrappers.obs_dtype)
-    as_they_are = kept == torch.float32 or all(g.observation.dtype != torch.float32 for g in world.groups)
-    return world if as_they_are or "obs_dtype" in world.handles_settings else CastObservation(world, kept)
+    dtype = getattr(torch, job.wrappers.obs_dtype)
+    unchanged = dtype == torch.float32 or all(g.observation.dtype != torch.float32 for g in world.groups)
+    return world if unchanged or "obs_dtype" in world.handles_settings else CastObservation(world, dtype)
 
 
 def wrapped(job: Job, world: World) -> World:
-    """A world in the wrappers that a job names."""
+    """Wrap a world as the job says: action repeat, time limit, frame stack."""
     if job.wrappers.action_repeat > 1 and "action_repeat" not in world.handles_settings:
-        if not world.on_device:  # an env whose episode ends would have to wait for the others
-            own = "; --frame-skip does what is meant" if hasattr(job.world_config, "frame_skip") else ""
-            raise ShoalError(f"--action-repeat does not go with {job.world}, whose envs are stepped all at once{own}.")
+        if not world.on_device:  # an env whose episode ended would wait for the others
+            instead = "; use --frame-skip" if hasattr(job.world_config, "frame_skip") else ""
+            raise ShoalError(f"--action-repeat does not work with {job.world}, which steps on the CPU{instead}.")
         world = ActionRepeat(world, job.wrappers.action_repeat)
     if job.wrappers.time_limit is not None and "time_limit" not in world.handles_settings:
         world = TimeLimit(world, job.wrappers.time_limit)
@@ -55,7 +56,7 @@ def wrapped(job: Job, world: World) -> World:
 
 
 def make_policies(job: Job, world: World) -> dict[str, Policy]:
-    """One policy per team of groups, with weights that depend on the seed alone."""
+    """One policy per set of groups that share it; the weights depend on the seed alone."""
     policies = {}
     with seeded(job.run.seed):
         for name, groups in job.policy_groups().items():
@@ -64,7 +65,7 @@ def make_policies(job: Job, world: World) -> dict[str, Policy]:
 
 
 def _make_policy(job: Job, group: Group) -> Policy:
-    """The kind of policy that the job's learner makes better."""
+    """The policy for a group, of the class that the job's learner trains."""
     encoder = make_torso(job, group)
     with UserCode(f"The network {job.policy.encoder} cannot be used", encoder):
         return _policy_with(job, group, encoder)
@@ -81,12 +82,12 @@ def _policy_with(job: Job, group: Group, encoder: Encoder) -> Policy:
 
 
 def by_group(job: Job, policies: dict[str, Policy]) -> dict[str, Policy]:
-    """The policy of every group."""
+    """Policies by group instead of by policy name."""
     return {g.name: policies[job.policy_of(g.name)] for g in job.groups}
 
 
 def make_torso(job: Job, group: Group) -> Encoder:
-    """The encoder that `--encoder` names for a group, or the user's own network."""
+    """The encoder that `--encoder` names for a group, or the user's network."""
     if ":" in job.policy.encoder:
         return load_object(job.policy.encoder, "policy")
     return choose_encoder(job.policy.encoder, group, job.policy.hidden, job.policy.activation)

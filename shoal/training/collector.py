@@ -1,6 +1,6 @@
-"""Collecting: policies act, the world steps, rows of the rollout are written in place; on a GPU as one graph."""
+"""Collect rollouts: policies act, the world steps, rows are written in agents; on a GPU as one CUDA graph."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, no_type_check
 
 import torch
 import warp as wp
@@ -24,9 +24,16 @@ def action_noise(
     counter: torch.Tensor,
     first_env: int = 0,
 ) -> tuple[dict[str, torch.Tensor], list[Plan]]:
-    """What policies draw the actions of so many agents from, [T, N * A, width] each, and plans that fill it anew.
+    """Noise that policies sample actions from, and the launches that refill it.
 
-    The plans also fill networks that have noise inside.
+    Args:
+        actors: Name -> policy and its number of agents A per env.
+        steps: Number of steps T that the noise lasts for.
+        counter: int32 [1], part of the key of the random numbers; advance it between refills.
+        first_env: Index, in the whole run, of the world's first env.
+
+    Returns:
+        Name -> noise [T, N * A, noise width], and the plans to call before each use. They also refill noisy networks.
     """
     envs, device = world.num_envs, world.device
     env_id = torch.arange(first_env, first_env + envs, dtype=torch.int32, device=device)
@@ -36,12 +43,13 @@ def action_noise(
         noise = torch.zeros(steps, envs, agents * head.noise_width, device=device)
         plans.append(noise_plan(noise, head.gaussian_noise, actor_seed(seed, index), env_id, counter))
         noises[name] = noise.view(steps, envs * agents, head.noise_width)
-        inside = policy.noise_plan(actor_seed(seed, index), 0, counter)
-        plans += [inside] if inside else []
+        network_noise = policy.noise_plan(actor_seed(seed, index), 0, counter)
+        plans += [network_noise] if network_noise else []
     return noises, plans
 
 
 @wp.func
+@no_type_check
 def take_slot(
     env: int,
     agent: int,
@@ -51,7 +59,7 @@ def take_slot(
     used: wp.array[int],
     used_next: wp.array[int],
 ):
-    """The next free slot of an env that was cut off in this step; -1 for others, or if none is free."""
+    """The next free slot of an env truncated in this step; -1 for other envs, or if none is free."""
     slot = used[env]
     cut = truncated[env] and not terminated[env] and slot < slots
     if agent == 0:
@@ -60,6 +68,7 @@ def take_slot(
 
 
 @wp.func
+@no_type_check
 def keep_words(
     env: int,
     agent: int,
@@ -73,9 +82,9 @@ def keep_words(
     used_next: wp.array[int],
     kept: wp.array4d[int],
 ):
-    """Put what an agent of an env that was cut off in this step saw last into the env's next free slot.
+    """Store an agent's final frame stack in the next free slot of its env, if the env was truncated in this step.
 
-    What it saw are the observations before, as far back as its age, and the final one.
+    The stack is the final frame and the frames before it, as far back as the episode's age.
     """
     slot = take_slot(env, agent, kept.shape[1], terminated, truncated, used, used_next)
     if slot >= 0:
@@ -89,6 +98,7 @@ def keep_words(
 
 
 @wp.func
+@no_type_check
 def keep_bytes(
     env: int,
     agent: int,
@@ -102,7 +112,7 @@ def keep_bytes(
     used_next: wp.array[int],
     kept: wp.array4d[wp.uint8],
 ):
-    """The same for what is no multiple of four bytes long."""
+    """`keep_words` for observations whose bytes are no multiple of four."""
     slot = take_slot(env, agent, kept.shape[1], terminated, truncated, used, used_next)
     if slot >= 0:
         size = final.shape[2]
@@ -115,7 +125,8 @@ def keep_bytes(
 
 
 @wp.func
-def note_stuck(
+@no_type_check
+def record_empty_masks(
     env: int,
     agent: int,
     steps: int,
@@ -125,11 +136,11 @@ def note_stuck(
     mask: wp.array4d[wp.bool],
     alive: wp.array3d[wp.bool],
     is_decision_step: wp.array3d[wp.bool],
-    stuck: wp.array2d[int],
+    first: wp.array2d[int],
 ):
-    """Keep the first step, counted over all rollouts, at which the agent has to act and its mask allows nothing."""
+    """Keep the first step, counted over all rollouts, at which an agent must act and its mask allows nothing."""
     for t in range(steps):
-        if stuck[env, agent] < 0 and alive[env, t, agent] and is_decision_step[env, t, agent]:
+        if first[env, agent] < 0 and alive[env, t, agent] and is_decision_step[env, t, agent]:
             choice = int(0)
             for part in range(parts):
                 allowed = int(0)
@@ -137,15 +148,15 @@ def note_stuck(
                     allowed = allowed + wp.where(mask[env, t, agent, choice], 1, 0)
                     choice = choice + 1
                 if allowed == 0:
-                    stuck[env, agent] = counter[0] * steps + t
+                    first[env, agent] = counter[0] * steps + t
 
 
 PolicyGroups = dict[str, list[Group]]
-"""Name of a policy -> the groups it acts for. Their agents stand one after the other in its rollout."""
+"""Policy -> the groups it acts for; their agents are concatenated along the agent axis of its rollout."""
 
 
 class Collector:
-    """Fills one rollout per policy, `steps` steps of all envs at a time."""
+    """Fills one rollout per policy with `steps` steps of all envs."""
 
     def __init__(
         self,
@@ -159,7 +170,7 @@ class Collector:
         bf16: bool = False,
         cuts: bool = False,
     ):
-        """With `cuts`, there is room for rollouts that are cut short."""
+        """With `cuts`, rollouts have the arrays that preemption needs."""
         self.world, self.policies, self.steps, self.bf16 = world, policies, steps, bf16
         teams = teams or {g.name: [g] for g in world.groups}
         device, envs = world.device, world.num_envs
@@ -169,30 +180,30 @@ class Collector:
             for name, groups in teams.items()
         }
         self.counter = torch.zeros(1, dtype=torch.int32, device=device)
-        """Rollouts made so far."""
+        """int32 [1]: rollouts collected so far."""
         self._slots = {name: _slots(groups) for name, groups in teams.items()}
-        # Slots used so far: a step reads one row and writes the other, so that agents need not wait for one another.
+        # int32 [2, N]: slots used so far. A step reads one row and writes the other, so threads of one env do not race.
         self._used = {name: torch.zeros(2, envs, dtype=torch.int32, device=device) for name in teams}
         self._final = {name: torch.zeros_like(r.observation[-1]) for name, r in self.rollouts.items()}
         self._final_alive = {n: torch.ones_like(r.alive[0]) for n, r in self.rollouts.items() if r.alive is not None}
         actors = {name: (policies[name], sum(g.agents for g in groups)) for name, groups in teams.items()}
         self._noise, self._plans = action_noise(world, actors, steps, seed, self.counter, first_env)
-        # Box actions are scaled and clipped for the world; choices are read by it where the rollout keeps them.
+        # Box actions are scaled and clipped for the world; it reads discrete actions from the rollout.
         self._world_action = {
             name: torch.zeros_like(self.rollouts[name].action[0])
             for name, policy in policies.items()
             if policy.head.gaussian_noise
         }
         first, *others = self.rollouts.values()
-        for other in others:  # episodes end for all groups at once
+        for other in others:  # episodes end for all groups at the same step
             other.terminated, other.truncated = first.terminated, first.truncated
-        self._stuck = {
+        self._empty_masks = {
             name: torch.full((envs, r.action_mask.shape[2]), -1, dtype=torch.int32, device=device)
             for name, r in self.rollouts.items()
             if r.action_mask is not None
         }
-        """Policy -> [N, A]: the first step at which an agent's mask allowed nothing; -1: there was none."""
-        self._stuck_plans = [self._stuck_plan(name, stuck) for name, stuck in self._stuck.items()]
+        """Policy -> int32 [N, A]: the first step at which an agent's mask allowed nothing; -1: none."""
+        self._empty_mask_plans = [self._empty_mask_plan(name, first) for name, first in self._empty_masks.items()]
         self._rows = [self._row(t) for t in range(steps)]
         self._keep = self._keep_all()
         self._act = torch.compile(self._act_eager, dynamic=False) if compiled else self._act_eager
@@ -203,50 +214,50 @@ class Collector:
 
     @property
     def nbytes(self) -> int:
-        """Memory that grows with the number of envs."""
+        """Bytes that grow with the number of envs."""
         own = [*self._used.values(), *self._final.values(), *self._final_alive.values(), *self._noise.values()]
         shared = sum(r.terminated.nbytes + r.truncated.nbytes for r in list(self.rollouts.values())[1:])
         rollouts = sum(r.nbytes for r in self.rollouts.values()) - shared
         return rollouts + sum(t.nbytes for t in [*own, *self._world_action.values()])
 
     def remarks(self) -> list[str]:
-        """What people should know of how experience is made."""
+        """Lines for the progress output: how the envs are stepped."""
         return []
 
     def start(self, seed: int, first_env: int = 0) -> None:
-        """Reset the world and put its first observations where the first rollout begins."""
+        """Reset the world and copy its first observations to where the first rollout begins."""
         self.world.reset(seed, first_env)
         self.show_current()
 
     def show_current(self) -> None:
-        """Copy the world's present outputs to the last row, from where the next rollout takes them as first ones."""
+        """Copy the world's current outputs to the rows that the next rollout carries over."""
         for name, slots in self._slots.items():
             self.rollouts[name].begin()
-            for group, place in slots.items():
+            for group, agents in slots.items():
                 out = self.world.outputs.groups[group]
                 for item, row in self.rollouts[name].carried().items():
                     if getattr(out, item, None) is not None:
-                        row[:, place].copy_(getattr(out, item))
+                        row[:, agents].copy_(getattr(out, item))
 
     def collect(self) -> None:
-        """Make one rollout. Recorded as a graph on a GPU: no allocation, nothing read on the host."""
+        """Collect one rollout. A CUDA graph records this on a GPU: no allocation, no host reads."""
         self._begin()
         for t in range(self.steps):
             actions = {}
             for name, slots in self._slots.items():
                 chosen = self._choose(name, t)
-                actions.update({group: chosen[:, place] for group, place in slots.items()})
+                actions.update({group: chosen[:, agents] for group, agents in slots.items()})
             self.world.step(actions, into=self._rows[t])
             for plan in self._keep[t]:
                 plan()
             for rollout in self.rollouts.values():
                 rollout.settle(t)
-        for plan in self._stuck_plans:
+        for plan in self._empty_mask_plans:
             plan()
         self.counter.add_(1)
 
     def _begin(self) -> None:
-        """Fresh noise, free slots, and in row 0 what the last rollout ended with."""
+        """Refill the noise, free the slots, carry over the last row of the previous rollout."""
         for plan in self._plans:
             plan()
         for used in self._used.values():
@@ -257,7 +268,7 @@ class Collector:
                 self.policies[name].head.explore(self._noise[name], rollout.epsilon.flatten())
 
     def _fuse(self) -> dict[str, "FusedActor"]:
-        """One kernel each for the policies that allow it."""
+        """Fused acting kernels, for the policies that support them."""
         try:
             from shoal.policy.fused import FusedActor, fits
         except ImportError:  # a build of torch without Triton
@@ -297,7 +308,7 @@ class Collector:
                 state.copy_(after.view_as(state))
             elif value_out is None:
                 params = policy.distribution(seen, mask)
-            else:  # on top of one encoder, the value costs next to nothing
+            else:  # with a shared encoder, the value is nearly free
                 params, value = policy.distribution_and_value(seen, mask)
                 value_out.copy_(value.view_as(value_out))
         action, log_prob = policy.head.sample(params, noise)
@@ -306,54 +317,54 @@ class Collector:
         if world_out is not None:
             world_out.copy_(policy.head.to_world(action).view_as(world_out))
 
-    def _stuck_plan(self, name: str, stuck: torch.Tensor) -> Plan:
+    def _empty_mask_plan(self, name: str, first: torch.Tensor) -> Plan:
         r, nvec = self.rollouts[name], self.policies[name].head.nvec
         assert r.action_mask is not None
-        always = torch.ones((), dtype=torch.bool, device=stuck.device).expand_as(r.reward)
+        always = torch.ones((), dtype=torch.bool, device=first.device).expand_as(r.reward)
         arguments = dict(
             steps=self.steps,
             parts=len(nvec),
             counter=Broadcast(self.counter),
-            nvec=Broadcast(torch.tensor(nvec, dtype=torch.int32, device=stuck.device)),
+            nvec=Broadcast(torch.tensor(nvec, dtype=torch.int32, device=first.device)),
             mask=r.action_mask.transpose(0, 1),
             alive=(always if r.alive is None else r.alive).transpose(0, 1),
             is_decision_step=(always if r.is_decision_step is None else r.is_decision_step).transpose(0, 1),
-            stuck=stuck,
+            first=first,
         )
-        return bind("stuck", note_stuck, stuck.device, stuck.shape[0], arguments, stuck.shape[1])
+        return bind("empty_masks", record_empty_masks, first.device, first.shape[0], arguments, first.shape[1])
 
     @property
     def masked(self) -> bool:
         """Whether any group has an action mask."""
-        return bool(self._stuck)
+        return bool(self._empty_masks)
 
-    def first_stuck(self) -> tuple[int, int, str, int] | None:
-        """Step, env, group and agent of the first action mask that allowed nothing; None: there was none."""
+    def first_empty_mask(self) -> tuple[int, int, str, int] | None:
+        """Step, env, group and agent of the first action mask that allowed nothing; None if there is none."""
         found = []
-        for name, stuck in self._stuck.items():
-            for group, place in self._slots[name].items():
-                steps = stuck[:, place].cpu()  # sync: with a log line or a checkpoint
+        for name, first in self._empty_masks.items():
+            for group, agents in self._slots[name].items():
+                steps = first[:, agents].cpu()  # sync: with a log line or a checkpoint
                 found += [(int(steps[e, a]), e, group, a) for e, a in (steps >= 0).nonzero().tolist()]
         return min(found, default=None)
 
     def _row(self, t: int | slice) -> Outputs:
-        """Where step t writes: its rewards and flags to row t, what is seen afterwards to row t + 1.
+        """Views that step t writes: rewards and end flags of row t, observations and masks of row t + 1.
 
-        Given a range of steps, [step, env, ...]; but there is one place per env for what is seen last in an episode.
+        For a slice of steps they are [step, env, ...]; final observations are [env, ...] in both cases.
         """
         groups = {}
         for name, slots in self._slots.items():
             r, final_alive = self.rollouts[name], self._final_alive.get(name)
-            for group, place in slots.items():
+            for group, agents in slots.items():
                 kind = self.world.group(group)
                 groups[group] = GroupOutputs(
-                    observation=r.observation[r.stack :][t, :, place],
-                    reward=r.reward[t, :, place],
-                    final_observation=self._final[name][:, place],
-                    alive=r.alive[1:][t, :, place] if r.alive is not None and kind.can_leave else None,
-                    final_alive=final_alive[:, place] if final_alive is not None and kind.can_leave else None,
-                    action_mask=r.action_mask[1:][t, :, place] if r.action_mask is not None and kind.masked else None,
-                    is_decision_step=r.is_decision_step[1:][t, :, place]
+                    observation=r.observation[r.stack :][t, :, agents],
+                    reward=r.reward[t, :, agents],
+                    final_observation=self._final[name][:, agents],
+                    alive=r.alive[1:][t, :, agents] if r.alive is not None and kind.can_leave else None,
+                    final_alive=final_alive[:, agents] if final_alive is not None and kind.can_leave else None,
+                    action_mask=r.action_mask[1:][t, :, agents] if r.action_mask is not None and kind.masked else None,
+                    is_decision_step=r.is_decision_step[1:][t, :, agents]
                     if r.is_decision_step is not None and kind.action_interval > 1
                     else None,
                 )
@@ -361,7 +372,7 @@ class Collector:
         return Outputs(flags.terminated[t], flags.truncated[t], groups)
 
     def _keep_all(self) -> list[list[Plan]]:
-        """For every step, what keeps the final observations of episodes that it cut off."""
+        """Plans by step that store the final observations of truncated episodes."""
         return [[plan for name in self.rollouts for plan in self._keep_plans(name, t)] for t in range(self.steps)]
 
     def _keep_plans(self, name: str, t: int) -> list[Plan]:
@@ -376,7 +387,7 @@ class Collector:
     def _keep_plan(self, name: str, t: int, final: torch.Tensor, kept: torch.Tensor) -> Plan:
         r, used = self.rollouts[name], self._used[name]
         stack = r.stack if final is self._final[name] else 1
-        # A single one looks at nothing earlier, but the kernel wants to be given something.
+        # Without a stack the kernel reads no earlier frames, but the argument must be an array.
         earlier = r.observation[t + 1 : t + stack] if stack > 1 else final.unsqueeze(0)
         words = final[0, 0].nbytes % 4 == 0
         final, earlier, kept = (
@@ -400,12 +411,12 @@ class Collector:
 
 
 def truncations(time_limit: int | None, steps: int) -> int:
-    """How many episodes of one env can be truncated in so many steps."""
+    """Maximum number of truncated episodes of one env in `steps` steps."""
     return steps if time_limit is None else -(-steps // time_limit)
 
 
 def _slots(groups: list[Group]) -> dict[str, slice]:
-    """Which agents of a policy's rollout belong to which group."""
+    """Group -> its slice of the agent axis of a policy's rollout."""
     found, start = {}, 0
     for g in groups:
         found[g.name] = slice(start, start + g.agents)
@@ -414,5 +425,5 @@ def _slots(groups: list[Group]) -> dict[str, slice]:
 
 
 def actor_seed(seed: int, index: int) -> int:
-    """A seed of its own for every policy, away from the worlds' and from each other's."""
+    """A seed for the policy at an index, distinct from the world's and the other policies'."""
     return (seed * 1_000_003 + 7919 * (index + 1)) & 0x7FFFFFFF

@@ -1,4 +1,4 @@
-"""What a run costs in memory, told before anything is allocated, and how many envs fit."""
+"""Estimate the memory of a run before allocating it, and how many envs fit."""
 
 from dataclasses import dataclass
 
@@ -19,39 +19,38 @@ from shoal.policy import Policy
 from shoal.training.build import make_policies, make_world
 from shoal.training.collector import truncations
 
-COUNTED = 16
-"""Envs of the copy, without memory of its own, that the bytes are counted in."""
+SAMPLE_ENVS = 16
+"""Envs of the world on the meta device whose bytes are counted."""
 
 BYTES_PER_ACTING = 6
-"""What a number between two layers costs while a policy acts."""
+"""Bytes per activation while a policy acts."""
 
 RESERVED = {"cpu": 0, "cuda": 2**30}
-"""What CUDA's libraries and graphs take whatever the size of the batch."""
-
+"""Bytes of CUDA's libraries and graphs, independent of the number of envs."""
 
 BLOCK, BLOCKS_FROM = 1024, 4096
-"""More envs than the second number are a multiple of the first: whole blocks of threads."""
+"""Above BLOCKS_FROM envs, their number is a multiple of BLOCK, for full thread blocks."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes of a run, per env and beyond."""
+    """Bytes of a run."""
 
     num_envs: int
     agents: int
     state: int
-    """Per env: the world's arrays and those of its wrappers."""
+    """Per env: arrays of the world and its wrappers."""
     rollout: int
     """Per env: experience, noise, values, advantages."""
     acting: int
     """Per env: activations while the policies act."""
     update: int
-    """Per env: activations of an update, up to `update_limit` in all, since large updates are made in passes."""
+    """Per env: activations of an update; large updates run in micro-batches of `update_limit` bytes."""
     update_limit: int
     replay: int
-    """Whatever the number of envs: experience that is remembered."""
+    """In all: the replay."""
     reserved: int
-    """Whatever the number of envs."""
+    """In all: see RESERVED."""
     free: int
     on_gpu: bool = False
 
@@ -61,26 +60,26 @@ class Estimate:
 
     @property
     def updates(self) -> int:
-        """Bytes of an update of all envs."""
+        """Bytes of the activations of one update."""
         return min(self.update_limit, self.num_envs * self.update)
 
     @property
     def needed(self) -> int:
-        """Bytes of all."""
+        """Bytes of the run, without `reserved`."""
         return self.num_envs * self.per_env + self.updates + self.replay
 
     def check(self) -> None:
-        """Refuse what this process can never have, before it is asked for and takes everything else down."""
-        whole = whole_memory()
-        if not self.on_gpu and self.needed > whole:
+        """Refuse more memory than this process may ever have; allocating it would invoke the OOM killer."""
+        limit = whole_memory()
+        if not self.on_gpu and self.needed > limit:
             raise ShoalError(
-                f"{self.num_envs:,} envs take {size(self.needed)}, and this process may have {size(whole)}; "
+                f"{self.num_envs:,} envs take {size(self.needed)}, and this process may have {size(limit)}; "
                 f"about {self.fits:,} envs fit: choose a smaller --num-envs, or auto."
             )
 
     @property
     def fits(self) -> int:
-        """The largest number of envs."""
+        """The largest number of envs that fits in free memory."""
         free = max(0, self.free - self.reserved - self.replay)
         count = free // (self.per_env + self.update)
         if count * self.update > self.update_limit:
@@ -99,44 +98,48 @@ class Estimate:
 
 
 def estimate(job: Job, free: int | None = None) -> Estimate:
-    """Count the bytes of a job without allocating them; `free` bytes are to be had (none: look)."""
+    """Estimate the memory of a job; `free` defaults to the device's free bytes."""
     kind = torch.device(job.hardware.device).type
-    nowhere = job.change(device="meta")
+    on_meta = job.change(device="meta")
     with torch.device("meta"):
-        world = make_world(nowhere, COUNTED)
-        policies = make_policies(nowhere, world)
+        world = make_world(on_meta, SAMPLE_ENVS)
+        policies = make_policies(on_meta, world)
     rollout = acting = update = update_limit = replay = 0
     steps, cuts = job.run.rollout_steps, job.schedule.sync_frac > 0
     copies = _copies(job)
     room = truncations(world.time_limit, steps)
     for name, groups in job.policy_groups().items():
-        inside = [world.group(g.name) for g in groups]
-        agents = sum(g.agents for g in inside)
+        members = [world.group(g.name) for g in groups]
+        agents = sum(g.agents for g in members)
         policy = policies[name]
-        memory = allocate(inside, steps, COUNTED, room, torch.device("meta"), policy.state_size, policy.explores, cuts)
+        memory = allocate(
+            members, steps, SAMPLE_ENVS, room, torch.device("meta"), policy.state_size, policy.explores, cuts
+        )
         memory.time_limit = world.time_limit
-        rollout += memory.nbytes // COUNTED + steps * agents * 4 * policy.head.noise_width
+        rollout += memory.nbytes // SAMPLE_ENVS + steps * agents * 4 * policy.head.noise_width
         if name not in job.multi_agent.freeze:
-            rollout += copies * memory.nbytes // COUNTED
-        # How episodes end, before it is put in its place; how many places are taken; actions as the world wants them.
-        rollout += (memory.observation[-1].nbytes + (0 if memory.alive is None else memory.alive[-1].nbytes)) // COUNTED
-        rollout += 2 * 4 + (memory.action[0].nbytes // COUNTED if policy.head.gaussian_noise else 0)
+            rollout += copies * memory.nbytes // SAMPLE_ENVS
+        # Final observations before they are stored; slot counters; actions scaled for the world.
+        rollout += (
+            memory.observation[-1].nbytes + (0 if memory.alive is None else memory.alive[-1].nbytes)
+        ) // SAMPLE_ENVS
+        rollout += 2 * 4 + (memory.action[0].nbytes // SAMPLE_ENVS if policy.head.gaussian_noise else 0)
         learn = job.for_policy(name).learn
-        numbers = _activations(policy)
-        bytes_each = BYTES_PER_ACTIVATION[job.hardware.precision] * numbers
+        activations = _activations(policy)
+        bytes_each = BYTES_PER_ACTIVATION[job.hardware.precision] * activations
         if name in job.multi_agent.freeze:
             pass
         elif isinstance(learn, OffPolicyConfig):
             burn_in, length = learn.span(policy.rnn is not None)
             each = Replay.bytes_per_step(memory, learn.prioritized, length > 0)
-            replay += each * learn.buffer_size // (COUNTED * agents)
-            # A batch goes through the network that learns, and what comes later through it and its target.
+            replay += each * learn.buffer_size // (SAMPLE_ENVS * agents)
+            # The network sees observations and next observations, the target network the next ones.
             batch = learn.batch_size
-            if length:  # sequences come with rows before and after what is learned
+            if length:  # sequences include burn-in and n-step rows
                 batch = batch * (burn_in + length + learn.n_step) // length
             update = update_limit = max(update, 3 * bytes_each * batch)
         else:
-            # Advantages, targets, V-trace's ratios; weights where agents leave; the order of PPO's samples or sequences
+            # Advantages, returns, V-trace ratios, weights of absent agents, the shuffled order of PPO's samples
             per_step = (
                 2 + (memory.alive is not None or memory.is_decision_step is not None) + getattr(learn, "vtrace", False)
             )
@@ -145,7 +148,7 @@ def estimate(job: Job, free: int | None = None) -> Estimate:
             update = max(update, bytes_each * agents * steps // getattr(learn, "num_minibatches", 1))
             whole = activation_memory(torch.device(job.hardware.device))
             update_limit = max(update_limit, learn.micro_batch_size * bytes_each if learn.micro_batch_size else whole)
-        acting = max(acting, agents * numbers * BYTES_PER_ACTING)
+        acting = max(acting, agents * activations * BYTES_PER_ACTING)
     return Estimate(
         num_envs=job.run.num_envs,
         agents=sum(g.agents for g in world.groups),
@@ -162,22 +165,22 @@ def estimate(job: Job, free: int | None = None) -> Estimate:
 
 
 def _copies(job: Job) -> int:
-    """Rollouts besides the one that is made: those that wait to be learned from, and the one that is learned from."""
+    """Rollouts beside the collector's: the queue's and the learner's."""
     schedule, device = job.schedule, job.hardware.device
-    here = schedule.learner_device is None or full_device(schedule.learner_device) == full_device(device)
-    return schedule.max_policy_lag + 2 if schedule.asynchronous and here else 0
+    same_device = schedule.learner_device is None or full_device(schedule.learner_device) == full_device(device)
+    return schedule.max_policy_lag + 2 if schedule.asynchronous and same_device else 0
 
 
 def _state(world: World) -> int:
-    """Bytes per env of a world and of the outputs that each wrapper around it keeps."""
+    """Bytes per env of a world and of the outputs that its wrappers allocate."""
     if not isinstance(world, Wrapper):
         return world.bytes_per_env
-    if isinstance(world, FrameStack):  # keeps nothing
+    if isinstance(world, FrameStack):  # allocates nothing
         return _state(world.world)
-    shown = 2
+    outputs = 2  # end flags
     for g in world.groups:
-        shown += g.agents * (2 * g.observation.size * g.observation.dtype.itemsize + 4 + g.choices + 3)
-    return world.bytes_per_env + shown + _state(world.world) - world.world.bytes_per_env
+        outputs += g.agents * (2 * g.observation.size * g.observation.dtype.itemsize + 4 + g.choices + 3)
+    return world.bytes_per_env + outputs + _state(world.world) - world.world.bytes_per_env
 
 
 def _activations(policy: Policy) -> int:
@@ -186,24 +189,22 @@ def _activations(policy: Policy) -> int:
 
 
 def most_envs(job: Job) -> int:
-    """What `--num-envs auto` means: the most envs that fit in memory and steps, such that mini-batches divide."""
+    """The value of `--num-envs auto`: the most envs that fit in memory and that total_steps needs."""
     if not world_class(job.world).on_device:
-        raise ShoalError(
-            f"--num-envs auto fills the device's memory, but {job.world} is stepped by CPU cores; give a number."
-        )
-    told = estimate(job)
+        raise ShoalError(f"--num-envs auto fills the device's memory, but {job.world} steps on the CPU; give a number.")
+    costs = estimate(job)
     learn = [job.for_policy(name).learn for name in job.policy_groups()]
     step = max(1, *(getattr(settings, "num_minibatches", 1) for settings in learn))
-    count = told.fits // step * step
+    count = costs.fits // step * step
     if count < 1:
         raise ShoalError(
-            f"Not one env of {job.world} fits: it takes {size(told.per_env + told.update)} of {size(told.free)}. "
+            f"Not one env of {job.world} fits: it takes {size(costs.per_env + costs.update)} of {size(costs.free)}. "
             "Lower --rollout-steps."
         )
     block = step * -(-BLOCK // step)
     if count > BLOCKS_FROM:
         count = count // block * block
-    # As few iterations, with the fewest envs that make all steps in them.
+    # The fewest iterations, then the fewest envs that reach total_steps in them.
     iterations = -(-job.run.total_steps // (count * job.run.rollout_steps))
     needed = -(-job.run.total_steps // (iterations * job.run.rollout_steps))
     unit = block if needed > BLOCKS_FROM else step
@@ -211,17 +212,17 @@ def most_envs(job: Job) -> int:
 
 
 def out_of_memory(job: Job) -> ShoalError:
-    """What to say when the GPU is full: what an env costs and how many fit."""
+    """The error for a full GPU: bytes per env and how many envs fit."""
     whole = int(SHARE["cuda"] * torch.cuda.mem_get_info(torch.device(job.hardware.device))[1])
-    told = estimate(job, whole)
+    costs = estimate(job, whole)
     return ShoalError(
-        f"The GPU's memory is full: {job.run.num_envs:,} envs of {job.world} cost about {size(told.per_env)} each "
-        f"with rollouts of {job.run.rollout_steps}. About {told.fits:,} fit in all of it: lower --num-envs or --rollout-steps."
+        f"The GPU's memory is full: {job.run.num_envs:,} envs of {job.world} cost about {size(costs.per_env)} each "
+        f"with rollouts of {job.run.rollout_steps}. About {costs.fits:,} fit in all of it: lower --num-envs or --rollout-steps."
     )
 
 
 def size(count: float) -> str:
-    """Bytes that people can read."""
+    """Bytes in a readable unit: 5.87 MiB."""
     for unit, step in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= step:
             return f"{count / step:.3g} {unit}"

@@ -1,7 +1,7 @@
-"""The processes of one run: they find one another, share out envs and agree.
+"""The processes of one run: rendezvous, sharding of envs and states, collective decisions.
 
-Process 0 leads: it alone writes to the run folder. Nothing that comes over the network is unpickled: processes exchange
-tensors, and JSON as tensors of bytes.
+Process 0 is the leader, the only one that writes to the run folder. Nothing received over the network is unpickled:
+processes exchange tensors, and JSON as tensors of bytes.
 """
 
 import contextlib
@@ -25,76 +25,86 @@ from shoal.core.errors import ShoalError
 from shoal.core.launch_info import LaunchInfo, find_launch_info
 from shoal.core.reduce import ALONE, GroupReducer, Reducer
 
-MEETING = timedelta(minutes=10)
-"""How long processes wait for one another at the start."""
+RENDEZVOUS_TIMEOUT = timedelta(minutes=10)
+"""Time in which all processes must have started."""
 
-PATIENCE = timedelta(hours=24)
-"""How long they wait for the leader, who saves and evaluates. A death is noticed at once whatever this is."""
+CONTROL_TIMEOUT = timedelta(hours=24)
+"""Time to wait for the leader, which saves and evaluates. A broken connection is noticed at once."""
 
-PIECE = 2**28
-"""Bytes that are sent at a time."""
+CHUNK = 2**28
+"""Bytes per message of a gathered or scattered tensor."""
 
 T = TypeVar("T")
 
 
-class Told(ShoalError):
-    """What the leader could not do, told to all others: nobody says it twice."""
+class LeaderError(ShoalError):
+    """Raised on followers when the leader's call fails; only the leader prints it."""
 
     def __init__(self, message: str, exit_code: int):
         super().__init__(message)
         self.exit_code = exit_code
 
 
-class Lost(ShoalError):
-    """Another process has died."""
+class PeerLost(ShoalError):
+    """The connection to another process is lost."""
 
     exit_code = 1
 
 
-class Processes:
-    """The processes of a run, as one of them sees them. Alone, there is nobody to ask.
+class Communicator:
+    """Rank, size and collective calls of a run's processes; the default is a run of one process.
 
     Every process must make the same calls in the same order.
     """
 
-    def __init__(self, reducer: Reducer = ALONE, talk: Any = None, store: Any = None):
-        """`talk` is torch's group for what the hosts tell one another, `store` where they leave notes meanwhile."""
-        self.reducer, self._talk, self._store = reducer, talk, store
+    def __init__(self, reducer: Reducer = ALONE, control: dist.ProcessGroup | None = None, store: Any = None):
+        """Join a run's processes.
+
+        Args:
+            reducer: Sums tensors over the processes.
+            control: Process group for CPU tensors: messages and states.
+            store: Key-value store of all processes, for preemption.
+        """
+        self.reducer, self._control, self._store = reducer, control, store
         self.rank, self.size = reducer.rank, reducer.size
         self._lines = 0
 
     @property
-    def leads(self) -> bool:
-        """Whether this is the process that writes."""
+    def is_leader(self) -> bool:
+        """Whether this process writes to the run folder."""
         return self.rank == 0
 
-    def lead(self, function: Callable[[], T]) -> T:
-        """The JSON value that the leader's call returns, or the ShoalError it raises, in every process."""
+    def on_leader(self, function: Callable[[], T]) -> T:
+        """Call `function` on the leader; every process returns its JSON value.
+
+        Raises:
+            ShoalError: The call failed; on followers as LeaderError.
+        """
         if self.size == 1:
             return function()
-        answer = error = None
-        if self.leads:
+        reply = error = None
+        if self.is_leader:
             try:
-                answer = (function(), None, 0)
+                reply = (function(), None, 0)
             except ShoalError as problem:
-                error, answer = problem, (None, str(problem), problem.exit_code)
-        found, message, code = self.collect(answer)[0]
+                error, reply = problem, (None, str(problem), problem.exit_code)
+        found, message, code = self.collect(reply)[0]
         if error is not None:
             raise error
         if message is not None:
-            raise Told(message, code)
+            raise LeaderError(message, code)
         return found
 
     def collect(self, value: Any) -> list[Any]:
-        """The JSON values that all processes have, in every one of them."""
-        return [value] if self.size == 1 else _exchange(value, self.size, self._talk)
+        """The JSON values of all processes by rank, on every process."""
+        return [value] if self.size == 1 else _all_gather_json(value, self.size, self._control)
 
-    def decide(self, *wishes: int) -> tuple[int, ...]:
-        """The largest of each wish over all processes: so they take the same turns."""
+    def decide(self, *values: int) -> tuple[int, ...]:
+        """The maximum of each value over all processes."""
         if self.size == 1:
-            return wishes
-        agreed = torch.tensor(wishes)
-        dist.all_reduce(agreed, dist.ReduceOp.MAX, self._talk)
+            return values
+        agreed = torch.tensor(values)
+        dist.all_reduce(agreed, dist.ReduceOp.MAX, self._control)
         return tuple(agreed.tolist())
 
     def finish_line(self, share: float) -> "FinishLine | None":
@@ -105,7 +115,7 @@ class Processes:
         return FinishLine(self._store, f"finished/{self._lines}", share, self.size)
 
     def share(self, job: Job) -> Job:
-        """The job as this process alone would have it: its envs, and its part of a replay."""
+        """The job of this process: its envs, and its share of the replay and its batch."""
         if self.size == 1:
             return job
         learn = job.learn
@@ -116,8 +126,8 @@ class Processes:
 
     # --- states ------------------------------------------------------------------------------------------------------
 
-    def whole(self, state: Mapping[str, torch.Tensor], axes: Mapping[str, int]) -> dict[str, torch.Tensor]:
-        """Stand-ins, without memory, for a state with the envs of all processes along its `axes`."""
+    def unsharded(self, state: Mapping[str, torch.Tensor], axes: Mapping[str, int]) -> dict[str, torch.Tensor]:
+        """Meta tensors shaped like a process's state with the envs of all processes along its `axes`."""
         found = {}
         for name, tensor in state.items():
             shape = list(tensor.shape)
@@ -127,7 +137,7 @@ class Processes:
         return found
 
     def gather(self, state: Mapping[str, torch.Tensor], axes: Mapping[str, int]) -> dict[str, torch.Tensor]:
-        """The state of all processes together, in the leader; others get nothing."""
+        """The states of all processes, concatenated along `axes`, on the leader; {} on followers."""
         if self.size == 1:
             return dict(state)
         found = {}
@@ -137,43 +147,43 @@ class Processes:
                 found[name] = tensor
                 continue
             own = tensor.movedim(axes[name], 0)
-            parts = self._send_in(own.cpu().contiguous())
+            parts = self._gather_tensor(own.cpu().contiguous())
             if parts:
                 found[name] = torch.cat(parts).movedim(0, axes[name])
-        return found if self.leads else {}
+        return found if self.is_leader else {}
 
     def scatter(
-        self, whole: Mapping[str, torch.Tensor] | None, own: Mapping[str, torch.Tensor], axes: Mapping[str, int]
+        self, state: Mapping[str, torch.Tensor] | None, own: Mapping[str, torch.Tensor], axes: Mapping[str, int]
     ) -> dict[str, torch.Tensor]:
-        """Every process's part of a state that the leader has, shaped like its `own`."""
+        """This process's shard of the leader's state, shaped like its `own`."""
         if self.size == 1:
-            return dict(whole or {})
+            return dict(state or {})
         found = {}
         for name in sorted(own):
             like = own[name].movedim(axes[name], 0) if name in axes else own[name]
             parts = None
-            if whole is not None and self.leads:
-                tensor = whole[name].detach().cpu()
+            if state is not None and self.is_leader:
+                tensor = state[name].detach().cpu()
                 parts = [tensor] * self.size
                 if name in axes:
                     parts = [part.contiguous() for part in tensor.movedim(axes[name], 0).chunk(self.size)]
-            part = self._send_out(parts, torch.empty(like.shape, dtype=like.dtype))
+            part = self._scatter_tensor(parts, torch.empty(like.shape, dtype=like.dtype))
             found[name] = (part.movedim(0, axes[name]) if name in axes else part).to(own[name].device)
         return found
 
-    def _send_in(self, part: torch.Tensor) -> list[torch.Tensor]:
-        """The leader gets the parts of all; piece by piece, since they may be large."""
-        made = [torch.empty_like(part) for _ in range(self.size)] if self.leads else []
-        pieces = [_bytes(each).split(PIECE) for each in made]
-        for i, piece in enumerate(_bytes(part).split(PIECE)):
-            dist.gather(piece, [each[i] for each in pieces] or None, 0, self._talk)
-        return made
+    def _gather_tensor(self, part: torch.Tensor) -> list[torch.Tensor]:
+        """The tensors of all processes on the leader, sent in chunks; [] on followers."""
+        parts = [torch.empty_like(part) for _ in range(self.size)] if self.is_leader else []
+        chunks = [_bytes(each).split(CHUNK) for each in parts]
+        for i, chunk in enumerate(_bytes(part).split(CHUNK)):
+            dist.gather(chunk, [each[i] for each in chunks] or None, 0, self._control)
+        return parts
 
-    def _send_out(self, parts: list[torch.Tensor] | None, out: torch.Tensor) -> torch.Tensor:
-        """Every process gets its part of what the leader has."""
-        pieces = [_bytes(each.contiguous()).split(PIECE) for each in parts or ()]
-        for i, piece in enumerate(_bytes(out).split(PIECE)):
-            dist.scatter(piece, [each[i] for each in pieces] or None, 0, self._talk)
+    def _scatter_tensor(self, parts: list[torch.Tensor] | None, out: torch.Tensor) -> torch.Tensor:
+        """Fill `out` with this process's part of the leader's, sent in chunks."""
+        chunks = [_bytes(each.contiguous()).split(CHUNK) for each in parts or ()]
+        for i, chunk in enumerate(_bytes(out).split(CHUNK)):
+            dist.scatter(chunk, [each[i] for each in chunks] or None, 0, self._control)
         return out
 
 
@@ -209,12 +219,12 @@ class FinishLine:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor as one row of bytes, over the same memory."""
+    """A uint8 [bytes] view of a contiguous tensor."""
     return tensor.view(-1).view(torch.uint8)
 
 
-def _exchange(value: Any, size: int, group: Any) -> list[Any]:
-    """The JSON values of all processes of a group: torch's own functions for objects would unpickle them."""
+def _all_gather_json(value: Any, size: int, group: dist.ProcessGroup | None) -> list[Any]:
+    """The JSON values of all processes of a group; torch's all_gather_object would unpickle them."""
     text = json.dumps(value).encode()
     lengths = [torch.empty(1, dtype=torch.int64) for _ in range(size)]
     dist.all_gather(lengths, torch.tensor([len(text)]), group)
@@ -225,85 +235,94 @@ def _exchange(value: Any, size: int, group: Any) -> list[Any]:
 
 
 @contextlib.contextmanager
-def joined(job: Job) -> Iterator[tuple[Job, Processes]]:
-    """Meet the other processes, if a launcher has started any; the job comes back with this process's device."""
+def join_processes(job: Job) -> Iterator[tuple[Job, Communicator]]:
+    """Join the other processes of a launch, if any; yields the job with this process's device."""
     place = find_launch_info()
     if place is None or place.size == 1:
-        yield job, Processes()
+        yield job, Communicator()
         return
-    ours = not dist.is_initialized()
-    with _losses_named(place), _own_cores(place):
-        device = _own_device(job.hardware.device, place)
-        if ours:
+    initializes = not dist.is_initialized()
+    with _raising_peer_lost(place), _bound_to_cores(place):
+        device = _local_device(job.hardware.device, place)
+        if initializes:
             place.export()
-            store = _meeting_place(place)
-            dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.size, timeout=MEETING)
-        talk = dist.new_group(backend="gloo", timeout=PATIENCE)
-        cards = _exchange(_card(device), place.size, talk)
-        # Where each has a GPU of its own NCCL sums, and graphs can record it; processes that share one go by the host.
-        apart = None not in cards and len(set(cards)) == place.size
-        group = dist.new_group(backend="nccl") if apart else talk
-        through_host = device.startswith("cuda") and not apart
+            store = _rendezvous_store(place)
+            dist.init_process_group(
+                "gloo", store=store, rank=place.rank, world_size=place.size, timeout=RENDEZVOUS_TIMEOUT
+            )
+        control = _new_group("gloo", CONTROL_TIMEOUT)
+        gpus = _all_gather_json(_gpu_id(device), place.size, control)
+        # NCCL needs one GPU per process, and CUDA graphs can record it; processes that share a GPU sum on the host.
+        one_gpu_each = None not in gpus and len(set(gpus)) == place.size
+        group = _new_group("nccl") if one_gpu_each else control
+        through_host = device.startswith("cuda") and not one_gpu_each
         reducer = GroupReducer(group, place.rank, place.size, through_host)
         store = dist.distributed_c10d._get_default_store()
-        yield job.change(device=device), Processes(reducer, talk, store)
-        # Graphs that hold sums of NCCL go first. After an error the process ends, and everything with it.
+        yield job.change(device=device), Communicator(reducer, control, store)
+        # CUDA graphs with NCCL calls must go before the process group. After an error the process ends anyway.
         gc.collect()
-        dist.barrier(talk)
-        if ours:
+        dist.barrier(control)
+        if initializes:
             dist.destroy_process_group()
 
 
+def _new_group(backend: str, timeout: timedelta | None = None) -> dist.ProcessGroup:
+    """A process group of all processes."""
+    group = dist.new_group(backend=backend, timeout=timeout)
+    assert isinstance(group, dist.ProcessGroup)  # its type has an int, for processes outside of the group
+    return group
+
+
 @contextlib.contextmanager
-def _losses_named(place: LaunchInfo) -> Iterator[None]:
-    """Raise `Lost` for what torch says when another process is gone."""
+def _raising_peer_lost(place: LaunchInfo) -> Iterator[None]:
+    """Raise PeerLost in place of torch's errors for a lost process."""
     try:
         yield
     except RuntimeError as error:
-        if not _is_lost(error):
+        if not _is_peer_loss(error):
             raise
-        raise Lost(
-            f"Process {place.rank} of {place.size} has lost another process; start all of them again to continue from "
-            "the last checkpoint."
+        raise PeerLost(
+            f"Process {place.rank} of {place.size} lost the connection to another process; restart all of them to "
+            "continue from the last checkpoint."
         ) from error
 
 
-def _meeting_place(place: LaunchInfo) -> Any:
-    """The store through which processes find one another: a file that is new for every start, or torchrun's.
+def _rendezvous_store(place: LaunchInfo) -> Any:
+    """The store for the rendezvous: a new file for every start, or the launcher's TCP store.
 
-    torchrun's store outlives its processes: without a name that is new for every start, those that it starts again
-    would look for the dead.
+    torchrun's store outlives its processes, so every start uses a new prefix: without it, restarted processes would
+    read the keys of dead ones. Followers ask for the prefix under a random key; the leader answers until all have it.
     """
     stores: Any = dist
     if place.store is not None:
         store = stores.FileStore(place.store, place.size)
-        store.set_timeout(MEETING)
+        store.set_timeout(RENDEZVOUS_TIMEOUT)
         return store
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     serves = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
-    store = stores.TCPStore(host, port, place.size, serves, MEETING)
+    store = stores.TCPStore(host, port, place.size, serves, RENDEZVOUS_TIMEOUT)
     if place.rank:
-        own = uuid.uuid4().hex
-        store.set(f"shoal/asks/{place.rank}", own)
-        name = store.get(f"shoal/answer/{own}").decode()
+        request = uuid.uuid4().hex
+        store.set(f"shoal/asks/{place.rank}", request)
+        name = store.get(f"shoal/answer/{request}").decode()
         store.set(f"shoal/here/{name}/{place.rank}", "")
         return stores.PrefixStore(name, store)
     name, missing = uuid.uuid4().hex, set(range(1, place.size))
-    end = time.monotonic() + MEETING.total_seconds()
+    end = time.monotonic() + RENDEZVOUS_TIMEOUT.total_seconds()
     while missing:
         for rank in sorted(missing):
-            if store.check([f"shoal/asks/{rank}"]):  # perhaps of one that is dead: then it will be another soon
+            if store.check([f"shoal/asks/{rank}"]):  # a dead process may have written it; its successor overwrites it
                 store.set(f"shoal/answer/{store.get(f'shoal/asks/{rank}').decode()}", name)
             if store.check([f"shoal/here/{name}/{rank}"]):
                 missing.discard(rank)
         if time.monotonic() > end:
-            raise Told(f"{len(missing)} of {place.size} processes have not come: {sorted(missing)}.", 1)
+            raise LeaderError(f"{len(missing)} of {place.size} processes did not start: ranks {sorted(missing)}.", 1)
         time.sleep(0.02)
     return stores.PrefixStore(name, store)
 
 
-def _own_device(device: str, place: LaunchInfo) -> str:
-    """This process's device: of the GPUs that it sees, those of a machine take one each in turn."""
+def _local_device(device: str, place: LaunchInfo) -> str:
+    """This process's device; `cuda` becomes the GPU with the local rank, modulo the number of visible GPUs."""
     if device == "cuda":
         device = f"cuda:{place.local_rank % torch.cuda.device_count()}"
     if device.startswith("cuda"):
@@ -311,16 +330,16 @@ def _own_device(device: str, place: LaunchInfo) -> str:
     return device
 
 
-def _card(device: str) -> str | None:
-    """What tells a GPU from all others; None for CPUs."""
+def _gpu_id(device: str) -> str | None:
+    """Host name and UUID of a GPU; None for a CPU."""
     if not device.startswith("cuda"):
         return None
     return f"{socket.gethostname()} {getattr(torch.cuda.get_device_properties(device), 'uuid', device)}"
 
 
 @contextlib.contextmanager
-def _own_cores(place: LaunchInfo) -> Iterator[None]:
-    """Share out the cores of the machine, unless the launcher has done so."""
+def _bound_to_cores(place: LaunchInfo) -> Iterator[None]:
+    """Bind this process to its share of the machine's cores, unless the launcher has."""
     if place.bound or place.local_size == 1 or not hasattr(os, "sched_getaffinity"):
         yield
         return
@@ -336,8 +355,8 @@ def _own_cores(place: LaunchInfo) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _is_lost(error: RuntimeError) -> bool:
-    """Whether this is what gloo, NCCL or the store say when another process is gone."""
+def _is_peer_loss(error: RuntimeError) -> bool:
+    """Whether gloo, NCCL or the store raise this error when another process is gone."""
     text = str(error)
     return isinstance(error, dist.DistNetworkError) or any(
         word in text for word in ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe")

@@ -1,4 +1,4 @@
-"""The trainer: collect, learn, count. It knows nothing of files or terminals."""
+"""The trainer: collect, learn, count steps. It does no file or terminal output."""
 
 import os
 import warnings
@@ -21,11 +21,11 @@ from shoal.policy import Policy
 from shoal.training.build import make_policies, make_world
 from shoal.training.collector import Collector
 from shoal.training.host_collector import HostCollector
-from shoal.training.processes import Processes
+from shoal.training.processes import Communicator
 
 
-class Counted:
-    """How far a job has come, by its iterations."""
+class ProgressMixin:
+    """Step counts of a training, derived from its iterations."""
 
     job: Job
     world: World
@@ -33,7 +33,7 @@ class Counted:
 
     @property
     def steps(self) -> int:
-        """Env steps so far, those of rollouts that were cut short included."""
+        """Env steps so far; preempted rollouts count in full."""
         return self.iteration * self.job.run.steps_per_iteration
 
     @property
@@ -46,23 +46,27 @@ class Counted:
         return self.iteration >= self.job.run.iterations
 
 
-class Trainer(Counted):
-    """Everything that a run moves from one iteration to the next, or one process's part of it."""
+class Trainer(ProgressMixin):
+    """The state that a training carries from one iteration to the next: world, policies, rollouts, learners.
 
-    def __init__(self, job: Job, processes: Processes | None = None):
+    With several processes, each has a trainer with its share of the envs.
+    """
+
+    def __init__(self, job: Job, processes: Communicator | None = None):
         _set_precision(job.hardware.torch_deterministic)
-        # Told whenever torch compiles the losses for a GPU, and of no use to anybody here.
+        # torch emits it for every loss that it compiles for a GPU; the user cannot act on it.
         warnings.filterwarnings("ignore", r"\s*Online softmax is disabled on the fly", UserWarning)
         self.job = job
-        self.processes = processes = processes or Processes()
+        self.processes = processes = processes or Communicator()
         compiled, bf16 = job.hardware.compile == "on", job.hardware.precision == "bf16"
         envs = job.run.num_envs // processes.size
         self.first_env = processes.rank * envs
-        """Global number of this process's first env."""
+        """Index, in the whole run, of this process's first env."""
         self.world = make_world(job, envs)
         self.policies = make_policies(job, self.world)
         teams = {name: [self.world.group(g.name) for g in groups] for name, groups in job.policy_groups().items()}
-        collector, more = Collector, {}
+        collector: type[Collector] = Collector
+        more: dict[str, Any] = {}
         if isinstance(self.world, HostWorld):
             collector, more = (
                 HostCollector,
@@ -70,7 +74,7 @@ class Trainer(Counted):
             )
         self.collector = collector(
             self.world,
-            self._actors(),
+            self._make_acting_policies(),
             job.run.rollout_steps,
             job.run.seed,
             teams,
@@ -83,7 +87,7 @@ class Trainer(Counted):
             rollout.reducer = processes.reducer
         learner = LEARNERS[job.run.algo][1]
         self.learners: dict[str, Learner] = {
-            name: learner(policy, self._experience(name), job.for_policy(name).learn, job.run.seed, compiled, bf16)
+            name: learner(policy, self._learner_rollout(name), job.for_policy(name).learn, job.run.seed, compiled, bf16)
             for name, policy in self.policies.items()
             if name not in job.multi_agent.freeze
         }
@@ -92,31 +96,33 @@ class Trainer(Counted):
             self.collector.collect, self.world.device, job.hardware.cuda_graphs and self.world.on_device
         )
         device = next(iter(self.learners.values())).device
-        keeps = any(type(made).store is not Learner.store for made in self.learners.values())
+        has_replay = any(type(learner).store is not Learner.store for learner in self.learners.values())
         recorded = job.hardware.cuda_graphs and processes.reducer.recordable
-        self._store = Graphed(self._store_all, device, recorded and keeps)
+        self._store = Graphed(self._store_all, device, recorded and has_replay)
         pool = torch.cuda.graph_pool_handle() if recorded and device.type == "cuda" else None
-        self._updates = {name: Graphed(made.update, device, recorded, pool) for name, made in self.learners.items()}
+        self._updates = {
+            name: Graphed(learner.update, device, recorded, pool) for name, learner in self.learners.items()
+        }
         self._read = Books(0.0, 0.0, {}, {})
-        """What the last reading of the statistics found."""
+        """Totals at the last call of `read_metrics`."""
         self.collector.start(job.run.seed, self.first_env)
 
-    def _actors(self) -> dict[str, Policy]:
-        """The policies that act."""
-        self.players = self.policies
-        return self.players
+    def _make_acting_policies(self) -> dict[str, Policy]:
+        """The policies that choose actions, by name; sets `acting_policies`."""
+        self.acting_policies = self.policies
+        return self.acting_policies
 
-    def _experience(self, name: str) -> Rollout:
-        """What a policy learns from."""
+    def _learner_rollout(self, name: str) -> Rollout:
+        """The rollout that a policy's learner reads."""
         return self.collector.rollouts[name]
 
     def collect(self) -> None:
-        """One rollout."""
+        """Collect one rollout."""
         with _torch_threads(self.job.hardware.threads):
             self._collect()
 
     def learn(self) -> None:
-        """Learn from the rollout, by as many updates as it calls for."""
+        """Run the updates that are due after the current rollout."""
         progress = min(1.0, self.iteration / self.job.run.iterations)
         for learner in self.learners.values():
             learner.set_progress(progress)
@@ -127,18 +133,18 @@ class Trainer(Counted):
                     self._updates[name]()
 
     def iterate(self) -> None:
-        """One rollout, and learning from it."""
+        """Collect one rollout and learn from it."""
         self.world.between_rollouts()
         self.collect()
         self.learn()
         self.iteration += 1
 
-    def still(self) -> AbstractContextManager[None]:
-        """While it lasts, nothing moves but what the caller moves."""
+    def paused(self) -> AbstractContextManager[None]:
+        """A context in which no other thread acts or learns."""
         return nullcontext()
 
     def close(self) -> None:
-        """Let go of the world."""
+        """Close the world."""
         self.world.close()
 
     def _store_all(self) -> None:
@@ -146,8 +152,8 @@ class Trainer(Counted):
             learner.store()
 
     def read_metrics(self) -> dict[str, float]:
-        """Means since the last reading, under the names people know. Waits for the device."""
-        books, read = self._books(), self._read
+        """Means since the last call, under Stable-Baselines3's names. Waits for the device."""
+        books, read = self._episode_totals(), self._read
         found: dict[str, float] = {}
         new = books.episodes - read.episodes
         many = len(self.world.groups) > 1
@@ -176,11 +182,11 @@ class Trainer(Counted):
         """Episodes that had finished when metrics were last read."""
         return self._read.episodes
 
-    def _books(self) -> "Books":
-        """Finished episodes of all processes, since the start of training."""
+    def _episode_totals(self) -> "Books":
+        """Totals over finished episodes of all processes since the start of training."""
         stats = self.world.statistics()
         names = [*stats.return_sum, *stats.report_sum]
-        totals = self._newest_sums().clone()
+        totals = self._current_sums().clone()
         self.processes.reducer.add(totals)
         episodes, lengths, *rest = totals.tolist()  # sync: once per log interval
         count = len(stats.return_sum)
@@ -189,68 +195,68 @@ class Trainer(Counted):
         return Books(episodes, lengths, returns, reports)
 
     def episode_sums(self) -> torch.Tensor:
-        """Finished episodes of this process: how many, their steps, returns of all groups, reports."""
+        """float64 [2 + groups + reports]: count, steps, returns and reports of this process's finished episodes."""
         stats = self.world.statistics()
         sums = [stats.episodes, stats.length_sum, *stats.return_sum.values(), *stats.report_sum.values()]
         return torch.stack([each.double().sum() for each in sums]).to(self.world.device)
 
-    def _newest_sums(self) -> torch.Tensor:
-        """Those that what has been learned so far belongs to."""
+    def _current_sums(self) -> torch.Tensor:
+        """Episode sums at the end of the newest rollout that was learned from."""
         return self.episode_sums()
 
     def check_masks(self) -> None:
-        """Stop if an action mask allowed nothing; say whose."""
+        """Raise InvalidDataError if an action mask allowed no action; the message names env, group and agent."""
         if not self.collector.masked:
             return
-        for stuck in self.processes.collect(self._first_stuck()):
-            if stuck is not None:
-                raise BadNumbers(stuck, {})
+        for message in self.processes.collect(self._first_empty_mask()):
+            if message is not None:
+                raise InvalidDataError(message, {})
 
-    def _first_stuck(self) -> str | None:
-        stuck = self.collector.first_stuck()
-        if stuck is None:
+    def _first_empty_mask(self) -> str | None:
+        found = self.collector.first_empty_mask()
+        if found is None:
             return None
-        step, env, group, agent = stuck
+        step, env, group, agent = found
         return (
             f"The action mask of env {self.first_env + env}, group {group!r}, agent {agent} of {self.job.world} allows "
-            f"no action at step {step} of this env; allow one, or let the agent leave the game."
+            f"no action at step {step} of this env; allow one, or let the agent leave."
         )
 
     def check_finite(self) -> None:
-        """Stop if steps were refused for a gradient that is not finite; say where it came from."""
+        """Raise InvalidDataError if an optimizer skipped a non-finite gradient; the message names the source."""
         self.check_masks()
         for name, learner in self.learners.items():
             bad = sum(optimizer.bad_steps for optimizer in learner.optimizers.values())
             if int(bad):  # sync: with a log line or a checkpoint
-                # A gradient is the same in all processes, but what spoilt it is in one.
-                found = self.processes.collect(self._blame(name))
-                message, state = next((blame for blame in found if blame is not None), (None, {}))
-                raise BadNumbers(
+                # Averaging spreads a non-finite gradient to all processes; its source is in one of them.
+                found = self.processes.collect(self._find_invalid_data(name))
+                message, state = next((source for source in found if source is not None), (None, {}))
+                raise InvalidDataError(
                     message
-                    or f"A gradient of {name} was not finite before {self.steps} env steps, although the newest "
-                    f"rollout is: look for a passing fault in the world, or lower --lr (now {learner.config.lr}). No "
-                    "step was taken.",
+                    or f"A gradient of {name} was not finite before {self.steps} env steps, but the newest rollout is: "
+                    f"check the world for occasional non-finite values, or lower --lr (now {learner.config.lr}). The "
+                    "optimizer step was skipped.",
                     state,
                 )
 
     @property
     def is_finite(self) -> bool:
-        """Whether the newest rollout is as it should be."""
-        return all(self._blame(name) is None for name in self.learners)
+        """Whether the newest rollouts of all learners hold finite numbers."""
+        return all(self._find_invalid_data(name) is None for name in self.learners)
 
-    def _blame(self, name: str) -> tuple[str, dict[str, Any]] | None:
-        """Which env gave what is not finite, and its state; None if the newest rollout is as it should be."""
+    def _find_invalid_data(self, name: str) -> tuple[str, dict[str, Any]] | None:
+        """Message and env state for the first non-finite value of the newest rollout; None: all are finite."""
         rollout = self.learners[name].rollout
         for field in ("observation", "reward", "final_observation"):
             tensor = getattr(rollout, field)
-            if field == "observation":  # not those from before the rollout
+            if field == "observation":  # skip the frames before the rollout
                 tensor = tensor[rollout.stack - 1 :]
             bad = ~torch.isfinite(tensor.float())
             if bool(bad.any()):
                 t, env, agent = (int(i) for i in bad.nonzero()[0][:3])
                 values = excerpt(tensor[t, env, agent].tolist(), LONGEST)
                 return (
-                    f"Env {self.first_env + env}, agent {agent} of {self.job.world} gave a {field} that is not finite "
+                    f"Env {self.first_env + env}, agent {agent} of {self.job.world} gave a non-finite {field} "
                     f"({values}) at row {t} of the rollout after {self.steps} env steps.",
                     self._env_state(env),
                 )
@@ -261,7 +267,7 @@ class Trainer(Counted):
         return {k: v[env].tolist() for k, v in state.items() if v.ndim and v.shape[0] == self.world.num_envs}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """All tensors that the next iteration depends on."""
+        """All tensors that the next iteration reads."""
         state = {f"world.{k}": v for k, v in self.world.state_dict().items()}
         state["collector.counter"] = self.collector.counter
         for name, rollout in self.collector.rollouts.items():
@@ -274,7 +280,7 @@ class Trainer(Counted):
         return state
 
     def env_axes(self) -> dict[str, int]:
-        """Names of the state that have the envs along an axis, and which: the rest is the same in all processes."""
+        """State tensor -> its env axis; tensors not listed are equal in all processes."""
         axes = {f"world.{name}": 0 for name in self.world.state_dict() if name not in self.world.unsharded_state}
         for name, rollout in self.collector.rollouts.items():
             axes.update({f"collector.{name}.{item}": int(item == "history") for item in rollout.carried()})
@@ -283,7 +289,7 @@ class Trainer(Counted):
         return axes
 
     def load_state_dict(self, state: dict[str, torch.Tensor], iteration: int) -> None:
-        """Continue where a saved state stood; the caller has compared names and shapes."""
+        """Load a state and its iteration; the caller has compared names and shapes."""
         self.world.load_state_dict(part_of(state, "world."))
         for name, policy in self.policies.items():
             policy.load_state_dict(part_of(state, f"policy.{name}."))
@@ -298,11 +304,11 @@ class Trainer(Counted):
             for learner in self.learners.values():
                 learner.mark_discontinuity()
         self.iteration = iteration
-        self._read = self._books()
+        self._read = self._episode_totals()
 
 
 class Books(NamedTuple):
-    """Sums over finished episodes."""
+    """Sums over finished episodes: count, lengths [steps], returns by group, reports by name."""
 
     episodes: float
     lengths: float
@@ -311,13 +317,17 @@ class Books(NamedTuple):
     reports: dict[str, float]
 
 
-def lags_told(lags: list[int]) -> dict[str, float]:
-    """Metrics of how much older policies were when they acted than when it was learned from."""
+def lag_metrics(lags: list[int]) -> dict[str, float]:
+    """Mean and maximum policy lag: updates between acting and learning."""
     return {"train/lag_mean": sum(lags) / max(1, len(lags)), "train/lag_max": float(max(lags, default=0))}
 
 
-class BadNumbers(ShoalError):
-    """NaN, infinity or an empty action mask where there must be none, with the state of the env that made it."""
+class InvalidDataError(ShoalError):
+    """A world or network gave NaN, infinity or an action mask that allows nothing.
+
+    Attributes:
+        env_state: State of the env by array, empty if unknown.
+    """
 
     def __init__(self, message: str, env_state: dict[str, Any]):
         super().__init__(message)
@@ -326,7 +336,7 @@ class BadNumbers(ShoalError):
 
 @contextmanager
 def _torch_threads(count: int | None) -> Iterator[None]:
-    """So many threads for operations of torch (None: as many as before)."""
+    """Set the number of torch's CPU threads inside the context (None: leave it)."""
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
     try:
@@ -338,5 +348,5 @@ def _torch_threads(count: int | None) -> Iterator[None]:
 def _set_precision(deterministic: bool) -> None:
     torch.set_float32_matmul_precision("high")
     if deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what torch asks for before it promises anything
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch requires it for determinism
         torch.use_deterministic_algorithms(True)

@@ -1,1 +1,1 @@
-"""Pictures: recordings of worlds, learning curves, benchmark curves."""
+"""Recordings of worlds, learning curves, benchmark curves, maps of episodes."""

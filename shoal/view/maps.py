@@ -1,4 +1,4 @@
-"""Maps of evaluated episodes, for worlds that have them."""
+"""Top-down maps of evaluated episodes, for worlds that support them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +17,8 @@ from shoal.runs.files import replacing
 class Maps:
     """Maps of the first `count` episodes of an evaluation.
 
-    `maps = Maps(8)`, `found = run.evaluate(watch=maps)`, `maps.save(found, "folder")`.
+    >>> maps = Maps(8)
+    >>> maps.save(run.evaluate(watch=maps), "folder")
     """
 
     def __init__(self, count: int):
@@ -26,17 +27,17 @@ class Maps:
         self.count = count
         self._tracks: TrajectoryRecorder | None = None
 
-    def __call__(self, world: World, going: torch.Tensor) -> None:
-        """Look at a world after its reset and after every step."""
+    def __call__(self, world: World, running: torch.Tensor) -> None:
+        """Record the positions of a world; `running` [env] are the unfinished episodes."""
         if self._tracks is None:
             self._tracks = world.trajectory_recorder(self.count)
-        self._tracks.follow(going)
+        self._tracks.follow(running)
 
     def save(self, evaluation: Evaluation, folder: Path | str) -> list[Path]:
-        """Write a .png per episode, named after its env and its scene."""
+        """Write a .png per episode, named after its env and scene."""
         tracks = self._tracks
         if tracks is None:
-            raise ShoalError("These maps have not watched an evaluation: run.evaluate(watch=maps).")
+            raise ShoalError("These maps hold no evaluation: call run.evaluate(watch=maps).")
         folder = make_folder(folder)
         paths = []
         for row in evaluation.episodes:
@@ -53,7 +54,7 @@ class Maps:
 
 
 def _title(row: Mapping[str, Any]) -> str:
-    """Scene, length and reports of an episode."""
+    """Title of a map: scene, reports and length of its episode."""
     words = [row["scene"][-28:]] if "scene" in row else []
     words += [f"{name.replace('_', ' ')} {value:.3g}" for name, value in row["reports"].items()]
     return "   ".join([*words, f"{row['length']} steps"])

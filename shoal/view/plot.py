@@ -1,4 +1,4 @@
-"""Learning curves and benchmark curves as pictures."""
+"""Plots of learning curves and benchmarks."""
 
 import re
 from pathlib import Path
@@ -11,10 +11,10 @@ from shoal.runs.folder import RunFolder
 PICTURES = (".png", ".pdf", ".svg", ".jpg")
 
 RETURN = re.compile(r"rollout/(?:(.+)/)?ep_rew_mean")
-"""Name of the episode return in metrics, by group where there are several."""
+"""Metric of the episode return, with the group's name in worlds with several groups."""
 
-MOST_CURVES = 100
-"""Groups of a run beyond these are not drawn."""
+MAX_CURVES = 100
+"""Maximum number of groups drawn per run."""
 
 
 def _pyplot() -> Any:
@@ -34,7 +34,7 @@ def _save(figure: Any, path: Path) -> Path:
 
 
 def plot_runs(paths: list[str | Path], out: str | Path | None = None) -> Path:
-    """Episode return over env steps, in training and in evaluation, for one or more runs."""
+    """Plot episode return over env steps, in training and evaluation, for one or more runs."""
     target = new_file(out or RunFolder.open(paths[0]).path / "curve.png", PICTURES, "A picture")
     plt = _pyplot()
     figure, axes = plt.subplots(figsize=(7.0, 4.2), layout="constrained")
@@ -44,7 +44,7 @@ def plot_runs(paths: list[str | Path], out: str | Path | None = None) -> Path:
         rows = folder.metrics()
         name = _text(folder.path.name)
         found = {key: match[1] for row in rows for key in row if (match := RETURN.fullmatch(key))}
-        for key, group in sorted(found.items())[:MOST_CURVES]:
+        for key, group in sorted(found.items())[:MAX_CURVES]:
             if points := [(row["steps"], row[key]) for row in rows if row.get(key) is not None]:
                 label = name if len(found) == 1 else f"{name} {_text(group or '')}"
                 axes.plot(*zip(*points, strict=True), label=f"{label}: training")
@@ -66,18 +66,18 @@ def plot_runs(paths: list[str | Path], out: str | Path | None = None) -> Path:
 
 
 def _text(name: str) -> str:
-    """A name for a figure, which takes text between dollar signs for a formula."""
+    """A name for matplotlib, which parses text between dollar signs as math."""
     return excerpt(name).replace("$", r"\$")
 
 
 def plot_bench(rows: list[dict[str, Any]], path: Path) -> Path:
-    """Env steps per second over the number of envs: stepping alone, rollout only, end to end; per count of agents."""
+    """Plot env steps per second over the number of envs: stepping alone, rollout only, end to end, by agent count."""
     plt = _pyplot()
     figure, axes = plt.subplots(figsize=(7.0, 4.2), layout="constrained")
     measured = [row for row in rows if row["bench"] != "full"]
     measured.sort(key=lambda row: row["num_envs"])
     counts = sorted({row["agents_per_env"] for row in measured})
-    for place, agents in enumerate(counts):
+    for index, agents in enumerate(counts):
         here = [row for row in measured if row["agents_per_env"] == agents]
         trained = [row for row in here if row["bench"] == "training"]
         curves = {
@@ -88,11 +88,11 @@ def plot_bench(rows: list[dict[str, Any]], path: Path) -> Path:
         for label, (line, points) in curves.items():
             if points:
                 name = label if len(counts) == 1 else f"{agents} agents, {label}"
-                color = None if len(counts) == 1 else f"C{place}"
+                color = None if len(counts) == 1 else f"C{index}"
                 axes.loglog(*zip(*points, strict=True), line, marker="o", markersize=3, color=color, label=name)
         for row in rows:
             if row["bench"] == "full" and row["agents_per_env"] == agents and trained:
-                axes.axvline(row.get("fits", row["num_envs"]), color=f"C{place}", linewidth=0.8, alpha=0.5)
+                axes.axvline(row.get("fits", row["num_envs"]), color=f"C{index}", linewidth=0.8, alpha=0.5)
                 text = f" full at {row['fits']:,} envs" if "fits" in row else " full"
                 axes.text(row.get("fits", row["num_envs"]), axes.get_ylim()[0], text, rotation=90, fontsize=6)
                 break
@@ -105,7 +105,7 @@ def plot_bench(rows: list[dict[str, Any]], path: Path) -> Path:
 
 
 def plot_render(rows: list[dict[str, Any]], path: Path) -> Path:
-    """Images per second over triangles, views and resolution, one panel each."""
+    """Plot images per second over triangles, views and resolution, in one panel each."""
     plt = _pyplot()
     panels = {
         "triangles": ("triangles", "triangles of the scene"),

@@ -1,4 +1,4 @@
-"""Recordings: several envs of a world side by side, played by a run's policy."""
+"""Recordings of a run's policy: several envs of a world side by side."""
 
 import math
 from collections.abc import Iterator
@@ -22,11 +22,11 @@ from shoal.training.build import make_world
 RECORDINGS = (".mp4", ".gif", ".png")
 
 WIDE, SQUARE = (320, 240), (368, 368)
-"""Size of one env's picture [pixels], and of one that plays in a square; videos want multiples of 16."""
+"""Size of one env's picture [pixels]; SQUARE for 2-D worlds. Video encoders need multiples of 16."""
 FAST, SLOW = 50, 20
-"""Pictures per second; in a square there are many to follow."""
+"""Pictures per second; SLOW for 2-D worlds, which show many agents."""
 SECONDS = 10
-"""Length of a video."""
+"""Length of a video [s]."""
 STILL_ENVS, VIDEO_ENVS = 16, 4
 STILL_STEPS = 100
 
@@ -40,24 +40,30 @@ def record(
     seed: int | None = None,
     sample: bool | None = None,
 ) -> Path:
-    """Play a run's policy for `steps` steps in `envs` envs and write what they look like.
+    """Record a run's policy as a video (.mp4, .gif) or as one picture after the last step (.png).
 
-    A video (.mp4 or .gif), or one picture at the end (.png); what is not said follows the kind of file and world.
+    Args:
+        out: File; None: in the run folder.
+        envs: Number of envs side by side.
+        steps: Number of steps.
+        fps: Pictures per second.
+        seed: Seed of the episodes; None: the run's.
+        sample: Sample actions instead of taking the mode; None: the run's `eval_stochastic`.
     """
     path = new_file(out or run.folder.subfolder("videos") / f"{run.job.run.algo}.mp4", RECORDINGS, "A recording")
     still = path.suffix == ".png"
     envs = (STILL_ENVS if still else VIDEO_ENVS) if envs is None else envs
     cls = world_class(run.job.world)
-    usual: int = cls.picture_rate or (FAST if cls.layout is None else SLOW)
-    fps = usual if fps is None else fps
+    default_fps: int = cls.picture_rate or (FAST if cls.layout is None else SLOW)
+    fps = default_fps if fps is None else fps
     steps = (STILL_STEPS if still else fps * SECONDS) if steps is None else steps
     if envs < 1 or steps < 1 or fps < 1:
         raise ShoalError(f"--envs, --steps and --fps must be at least 1, got {envs}, {steps} and {fps}.")
     with closing(make_world(run.job, envs, "shown")) as world:
         if not world.drawable:
             world.picture(None, 0)
-        drawn = run.job.evaluation.eval_stochastic if sample is None else sample
-        player = Player(world, run.policies, evaluation_seed(run.job, seed), drawn)
+        samples = run.job.evaluation.eval_stochastic if sample is None else sample
+        player = Player(world, run.policies, evaluation_seed(run.job, seed), samples)
         with replacing(path) as file:
             if still:
                 _write_still(file, player, steps)
@@ -69,7 +75,7 @@ def record(
 
 
 def frames(player: Player, steps: int, last: int | None = None) -> Iterator[np.ndarray]:
-    """One picture per step, from where the player stands; of the `last` steps only, if that is said."""
+    """Yield a picture before the first step and after each other one; with `last`, of the last steps only."""
     world = player.world
     memories: list[dict[str, Any]] = [{} for _ in range(world.num_envs)]
     for step in range(steps):
@@ -84,7 +90,11 @@ def frames(player: Player, steps: int, last: int | None = None) -> Iterator[np.n
 
 
 def contact_sheet(world: World, memories: list[dict[str, Any]] | None = None) -> np.ndarray:
-    """All envs of a (small) world in one picture, in rows; `memories` (one per env) go from one picture to the next."""
+    """Draw all envs in one picture, in rows.
+
+    Args:
+        memories: Per env, what `World.picture` keeps from one picture to the next, such as trails.
+    """
     width, height = world.picture_size or (WIDE if world.layout is None else SQUARE)
     columns = math.ceil(math.sqrt(world.num_envs))
     rows = math.ceil(world.num_envs / columns)
@@ -95,32 +105,32 @@ def contact_sheet(world: World, memories: list[dict[str, Any]] | None = None) ->
             world.picture(canvas, env)
         row, column = divmod(env, columns)
         sheet[row * height : (row + 1) * height, column * width : (column + 1) * width] = canvas.array()
-    if world.num_envs > 1:  # a thin line between envs
+    if world.num_envs > 1:  # lines between envs
         sheet[height::height] = 225
         sheet[:, width::width] = 225
     return sheet
 
 
 def _write_still(path: Path, player: Player, steps: int) -> None:
-    """What there is after `steps` steps; pictures before that are drawn for their trails alone."""
+    """Write the picture after `steps` steps; earlier ones are drawn for the trails."""
     from PIL import Image
 
     *_, last = frames(player, steps + 1, TRAIL + 1)
     Image.fromarray(last).save(path)
 
 
-def _write_video(path: Path, frames, fps: int) -> None:
+def _write_video(path: Path, frames: Iterator[np.ndarray], fps: int) -> None:
     import imageio.v2 as imageio
 
     try:
         with imageio.get_writer(path, fps=fps, quality=7, macro_block_size=16, ffmpeg_log_level="quiet") as writer:
             for frame in frames:
-                writer.append_data(frame)
-    except OSError:  # its text is ffmpeg's command
-        raise OSError("ffmpeg has stopped; free some space or choose another kind of file") from None
+                writer.append_data(frame)  # pyright: ignore[reportAttributeAccessIssue]  # its stub is the base class's
+    except OSError:  # its text is ffmpeg's command line
+        raise OSError("ffmpeg failed; free some disk space or choose .gif") from None
 
 
-def _write_gif(path: Path, frames, fps: int) -> None:
+def _write_gif(path: Path, frames: Iterator[np.ndarray], fps: int) -> None:
     from PIL import Image
 
     images = [Image.fromarray(frame).quantize(64) for frame in frames]

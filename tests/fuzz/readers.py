@@ -1,4 +1,4 @@
-"""What is fuzzed: for each reader, valid files, mutations of them, and the command that reads them.
+"""Fuzzed readers: valid files of each, mutations of them, and the command that reads them.
 
 Input `number` of a reader is always the same: its choices come from a random generator seeded by both.
 """
@@ -316,7 +316,7 @@ def make_episode_file(folder: Path) -> None:
 
 
 def episodes(rng: Random, base: Path, folder: Path) -> Input:
-    """Mutated JSON, compressed or not; mutated bytes of both. What is read is put on the floor of a room."""
+    """Mutated JSON, compressed or not; mutated bytes of both. The result is placed on the floor of a room."""
     data = (base / "val.json").read_bytes()
     intact = rng.random() < 0.75
     if intact:

@@ -13,7 +13,7 @@ from shoal.core.errors import ShoalError
 from shoal.host.world import HostWorld
 from shoal.runs.jobs import make_job
 from shoal.training.memory_estimate import estimate
-from shoal.training.processes import FinishLine, Processes
+from shoal.training.processes import Communicator, FinishLine
 from shoal.training.trainer import Trainer
 from tests.host.envs import Walk
 
@@ -256,7 +256,7 @@ def test_the_line_is_passed_when_enough_have_crossed_it(kind, tmp_path):
         assert not any(line.passed() for line in lines)
         assert kind == "memory" or file.stat().st_size == size, "to ask writes nothing"
     assert [FinishLine(None, "", share, size).enough for share, size in ((0.7, 10), (0.6, 2), (0.1, 4))] == [7, 1, 1]
-    assert Processes().finish_line(0.0) is None
+    assert Communicator().finish_line(0.0) is None
 
 
 @pytest.mark.parametrize(

@@ -250,7 +250,7 @@ def test_eval_scores_scenes_and_draws_maps(run, capsys):
     out = run.path / "found.json"
     assert main(["eval", str(run.path), "--episodes", "12", "--device", "cpu", "--maps", "3", "--out", str(out)]) == 0
     printed = capsys.readouterr().out
-    assert "2 scenes, least success first:" in printed
+    assert "2 scenes, lowest success first:" in printed
     for word in ("success ", "spl ", "soft_spl ", "path_length ", "collisions ", "room0.obj", "3 maps: "):
         assert word in printed
     found = json.loads(out.read_text())

@@ -11,7 +11,7 @@ from shoal.core import Box, Discrete, Field, FrameStack, Group, KernelWorld, Mix
 from shoal.policy import ActorCritic, NatureCNN, choose_encoder
 from shoal.runs.evaluation import Player, RandomPolicy
 from shoal.tools.bench import random_actions
-from shoal.tools.check_rules import draw, to_actions
+from shoal.tools.check_rules import draw_noise, to_actions
 from shoal.training.collector import Collector
 
 ACTION = Mixed((Discrete(3), Box(2, -2.0, 4.0), MultiDiscrete((2, 5))))
@@ -105,7 +105,7 @@ def test_random_actions_are_valid():
     world.reset(0)
     actions, again = random_actions(world, 8)
     again()
-    checked = to_actions(world, draw(world, torch.Generator().manual_seed(0)), world.outputs)
+    checked = to_actions(world, draw_noise(world, torch.Generator().manual_seed(0)), world.outputs)
     for found in (*actions["g"], checked["g"]):
         world.check_actions({"g": found})
         assert [len(found[..., column].unique()) for column in (0, 3, 4)] == [3, 2, 5]

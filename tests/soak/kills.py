@@ -64,7 +64,7 @@ def train_whole(cell: Cell, run: Path) -> float:
 def kill_and_resume(cell: Cell, whole: Path, seconds: float, run: Path, kills: int, rng: Random) -> Outcome:
     """Train with kills at random moments of the `seconds` that a run takes, resume until the end, and compare.
 
-    A training that ends before all of its kills begins anew, with earlier ones.
+    A training that ends before all of its kills starts again, with earlier ones.
     """
     found = Outcome([])
     for attempt in range(ATTEMPTS):

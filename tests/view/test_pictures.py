@@ -204,7 +204,7 @@ def test_trails_fade_and_end():
 
 
 def test_a_recording_forgets_trails_when_an_episode_begins():
-    """Envs start anew after 16 steps: what they show then is what they showed first."""
+    """Episodes end after 16 steps: the next ones start with the same picture."""
 
     class Still:
         world = Ditch(2)

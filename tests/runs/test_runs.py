@@ -13,25 +13,15 @@ import shoal
 from shoal.algos.registry import LEARNERS
 from shoal.core.errors import ShoalError
 from shoal.core.world_loading import world_class
-from shoal.runs.checkpoint import load_checkpoint
 from shoal.runs.jobs import make_job
 from shoal.runs.run import load_run
 from shoal.training.build import make_world
 from shoal.training.trainer import Trainer
+from tests.states import assert_equal_states, last_state
 
 ROOT = Path(__file__).parents[2]
 SMALL = dict(num_envs=32, rollout_steps=8, eval_episodes=4, quiet=True, device="cpu", log_every=0.0)
 STEPS = 32 * 8
-
-
-def state_of(path):
-    return load_checkpoint(shoal.runs.folder.RunFolder(path).pick("last"), "cpu").state
-
-
-def assert_same(a, b):
-    assert a.keys() == b.keys()
-    different = [name for name in a if not torch.equal(a[name], b[name])]
-    assert not different
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +29,7 @@ def run(tmp_path_factory):
     return shoal.train("cartpole", total_steps=10 * STEPS, run_dir=tmp_path_factory.mktemp("runs") / "a", **SMALL)
 
 
-def test_run_folder_has_what_people_expect(run):
+def test_run_folder_has_all_files(run):
     names = {p.name for p in run.path.iterdir()}
     assert {"config.json", "env.txt", "metrics.jsonl", "tb", "checkpoints", "best", "last", "eval.jsonl"} <= names
     assert json.loads((run.path / "config.json").read_text())["world"] == "cartpole"
@@ -62,7 +52,7 @@ def test_resumed_run_equals_an_uninterrupted_one(tmp_path, algo):
     whole = shoal.train("pendulum", total_steps=9 * STEPS, run_dir=tmp_path / "whole", **settings)
     shoal.train("pendulum", total_steps=4 * STEPS, run_dir=tmp_path / "cut", **settings)
     resumed = shoal.resume(tmp_path / "cut", total_steps=9 * STEPS)
-    assert_same(state_of(whole.path), state_of(resumed.path))
+    assert_equal_states(last_state(whole.path), last_state(resumed.path))
 
 
 def test_resume_with_wrappers_is_exact(tmp_path):
@@ -70,7 +60,7 @@ def test_resume_with_wrappers_is_exact(tmp_path):
     whole = shoal.train("cartpole", total_steps=6 * STEPS, run_dir=tmp_path / "whole", **settings)
     shoal.train("cartpole", total_steps=3 * STEPS, run_dir=tmp_path / "cut", **settings)
     resumed = shoal.resume(tmp_path / "cut", total_steps=6 * STEPS)
-    assert_same(state_of(whole.path), state_of(resumed.path))
+    assert_equal_states(last_state(whole.path), last_state(resumed.path))
 
 
 def test_two_processes_make_the_same_numbers(tmp_path):
@@ -80,7 +70,7 @@ def test_two_processes_make_the_same_numbers(tmp_path):
         )
         command = [sys.executable, "-m", "shoal", "train", "cartpole", "--run-dir", str(tmp_path / name), *flags]
         subprocess.run(command, check=True, capture_output=True)
-    assert_same(state_of(tmp_path / "a"), state_of(tmp_path / "b"))
+    assert_equal_states(last_state(tmp_path / "a"), last_state(tmp_path / "b"))
 
 
 def test_seed_changes_the_numbers():
@@ -92,7 +82,7 @@ def test_seed_changes_the_numbers():
     assert not torch.equal(*weights)
 
 
-def test_what_an_env_does_does_not_depend_on_the_batch():
+def test_an_env_does_not_depend_on_the_batch():
     """The same weights, 8 and 64 envs: the first 8 columns of the rollout are the same experience."""
     rows = []
     for envs in (8, 64):
@@ -138,7 +128,7 @@ def test_large_numbers_may_be_written_with_an_exponent():
 
 
 @pytest.mark.parametrize(("name", "config"), [("pendulum", {}), ("gym:Pendulum-v1", dict(batch="serial", phase=0))])
-def test_a_time_limit_counts_what_the_policy_does(name, config):
+def test_a_time_limit_counts_policy_decisions(name, config):
     """20 choices of 4 steps each, whether a wrapper repeats them or the world itself."""
     world = make_world(make_job(name, num_envs=1, device="cpu", time_limit=20, action_repeat=4, world_config=config))
     world.reset(0)

@@ -60,7 +60,7 @@ def test_one_policy_walks_as_two_copies_of_it_would():
     torch.testing.assert_close(log_prob, rollout.log_prob[0].flatten())
 
 
-def test_groups_have_settings_of_their_own():
+def test_groups_have_separate_settings():
     made = job(per_group=("runner.lr=5e-3", "runner.hidden=4,6", "tagger.normalize-obs=true"), lr=1e-3)
     trainer = Trainer(made)
     assert trainer.learners["runner"].config.lr == 5e-3
@@ -90,7 +90,7 @@ def test_a_flag_for_all_groups_beats_a_world_s_setting_for_one():
         (dict(num_envs=-3), "num-envs"),
     ],
 )
-def test_mistakes_are_named_before_anything_is_made(changes, message):
+def test_mistakes_are_named_before_anything_is_allocated(changes, message):
     with pytest.raises(ShoalError, match=message):
         job(**changes)
 
@@ -152,7 +152,7 @@ def test_random_players_choose_evenly():
 
 @pytest.mark.parametrize("algo", ["a2c", "ppo"])
 def test_a_tagged_runner_never_appears_in_a_loss_again(algo):
-    """In a real game: whatever stands in the rows of runners that are out, the update is the same, bit for bit.
+    """In a real game: the rows of runners that have left do not change the update, bit for bit.
 
     The same change to a runner in the game does make a difference: the test can fail.
     """
@@ -206,14 +206,14 @@ def test_updates_in_passes_equal_an_update_at_once(world, algo):
 @pytest.mark.parametrize("world", ["cartpole", "pendulum", "tag-grid", "tag-continuous", "pandemic"])
 @pytest.mark.parametrize("algo", ["a2c", "ppo"])
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
-def test_memory_is_told_beforehand(world, algo, kind):
-    """What is counted without allocating is what a trainer then holds, to two per cent."""
+def test_memory_estimate_is_printed_first(world, algo, kind):
+    """The estimate equals what a trainer allocates, to two per cent."""
     made = make_job(world, algo=algo, num_envs=64, rollout_steps=16, total_steps=1e6, device="cpu", obs_dtype=kind)
-    told = estimate(made)
+    costs = estimate(made)
     trainer = Trainer(made)
     held = trainer.collector.nbytes + sum(learner.nbytes for learner in trainer.learners.values())
-    assert told.rollout == pytest.approx(held / 64, rel=0.02)
-    assert told.state == pytest.approx(trainer.world.bytes_per_env, rel=0.1)
+    assert costs.rollout == pytest.approx(held / 64, rel=0.02)
+    assert costs.state == pytest.approx(trainer.world.bytes_per_env, rel=0.1)
 
 
 @pytest.mark.parametrize("algo", ["a2c", "ppo"])
@@ -222,7 +222,7 @@ def test_memory_is_told_beforehand(world, algo, kind):
     [dict(frame_stack=4), dict(rnn="lstm", rnn_size=7), dict(vtrace=True)],
     ids=["stacked", "recurrent", "vtrace"],
 )
-def test_memory_of_what_is_carried_is_told_to_the_byte(algo, changes):
+def test_memory_estimate_of_carried_rows_is_exact(algo, changes):
     made = make_job("tag-grid", algo=algo, num_envs=64, rollout_steps=16, total_steps=1e6, device="cpu", **changes)
     trainer = Trainer(made)
     held = trainer.collector.nbytes + sum(learner.nbytes for learner in trainer.learners.values())
@@ -232,9 +232,9 @@ def test_memory_of_what_is_carried_is_told_to_the_byte(algo, changes):
 def test_the_most_envs_that_fit(monkeypatch):
     monkeypatch.setattr("shoal.training.memory_estimate.free_memory", lambda device: 10**9)
     made = job(num_envs="auto", num_minibatches=3, algo="ppo", total_steps=1e12)
-    told = estimate(made, 10**9)
+    costs = estimate(made, 10**9)
     assert made.run.num_envs % 3 == 0
-    assert 0.9 * told.fits <= made.run.num_envs <= told.fits
+    assert 0.9 * costs.fits <= made.run.num_envs <= costs.fits
     full = job(
         num_envs="auto", num_minibatches=3, algo="ppo", total_steps=1e12, rollout_steps=32
     ).run.steps_per_iteration
@@ -250,7 +250,7 @@ def test_the_most_envs_that_fit(monkeypatch):
 
 
 def test_a_planner_chooses_at_its_own_pace():
-    """Between its choices the planner's last action stands, in the world and for the learner."""
+    """Between its decisions the planner's last action stays in force, in the world and for the learner."""
     made = make_job(
         "pandemic", num_envs=2, rollout_steps=40, total_steps=1e6, device="cpu", hidden=(8,), num_minibatches=1
     )

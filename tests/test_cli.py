@@ -8,7 +8,7 @@ import pytest
 
 from shoal.cli import main
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 def shoal(*words, **options):
@@ -67,7 +67,7 @@ def test_a_name_that_a_file_lacks_gets_its_classes_and_functions(tmp_path, capsy
     assert f"There is no world in {file} named 'Nope'; choose one of: MyEnv, make_env." in capsys.readouterr().err
 
 
-def test_a_file_that_cannot_be_written_is_refused_and_scores_are_told_all_the_same(tmp_path, capsys):
+def test_an_unwritable_file_is_refused_and_scores_are_printed(tmp_path, capsys):
     run, other = str(tmp_path / "run"), str(tmp_path / "other")
     quick = ["--total-steps", "1000", "--num-envs", "8", "--eval-episodes", "0", "--quiet"]
     assert main(["train", "cartpole", *quick, "--run-dir", run]) == 0
@@ -90,9 +90,9 @@ def test_a_file_that_cannot_be_written_is_refused_and_scores_are_told_all_the_sa
     if full.exists():
         (tmp_path / "full.json").symlink_to(full)
         assert main(["eval", run, "--episodes", "2", "--out", f"{tmp_path}/full.json"]) == 2
-        told = capsys.readouterr()
-        assert "cannot be written" in told.err
-        assert told.out.startswith("mean ")
+        printed = capsys.readouterr()
+        assert "cannot be written" in printed.err
+        assert printed.out.startswith("mean ")
 
 
 @pytest.mark.parametrize("flag", [["--num-env", "3"], ["--total-steps", "many"]])
@@ -118,7 +118,7 @@ def test_train_then_eval_then_resume_from_the_command_line(tmp_path):
     assert "give a larger --total-steps" in again.stderr
 
 
-def test_a_world_and_a_network_of_ones_own(tmp_path):
+def test_a_users_world_and_network(tmp_path):
     world = f"{ROOT}/examples/rocket.py:Rocket"
     network = f"{ROOT}/examples/own_network.py:Residual"
     small = [

@@ -1,4 +1,4 @@
-"""Scores: intervals, scenes, what is printed and written."""
+"""Scores: intervals, scenes, printed and written output."""
 
 import json
 import math
@@ -86,7 +86,7 @@ def test_the_worst_scenes_are_printed():
     lines = scored(26).lines()
     assert lines[0].startswith("mean ")
     assert lines[1].startswith("success  0.481 [0.387, 0.576]")
-    first = lines.index("26 scenes, least success first:")
+    first = lines.index("26 scenes, lowest success first:")
     assert lines[first + 1].split() == ["scene", "episodes", "success", "path"]
     assert [line.split()[0] for line in lines[first + 2 : first + 5]] == ["scene00", "scene05", "scene10"]
     assert len(lines) == first + 2 + SCENES_SHOWN + 1
@@ -128,7 +128,7 @@ def test_wrappers_pass_scenes_and_maps_through():
     assert TimeLimit(Counting(2), 3).scenes_of_envs() is None
 
 
-def test_whoever_watches_sees_every_step(run):
+def test_watch_is_called_at_every_step(run):
     seen = []
     found = run.evaluate(3, watch=lambda world, going: seen.append(going.clone()))
     assert seen[0].all()

@@ -12,8 +12,7 @@ from shoal.runs.run import load_run
 from shoal.training.memory_estimate import estimate
 from shoal.training.trainer import Trainer
 from tests.learn.test_recurrent import RECALL
-from tests.run.test_q_learning import state_of
-from tests.run.test_runs import assert_same
+from tests.states import assert_equal_states, last_state
 
 SMALL = dict(
     num_envs=8, rollout_steps=4, eval_episodes=4, quiet=True, device="cpu", log_every=0.0, hidden=(8,), rnn_size=6
@@ -22,10 +21,12 @@ SMALL_Q = dict(batch_size=32, buffer_size=1600, learning_starts=100, replay_rati
 STEPS = 8 * 4
 
 
-@pytest.mark.parametrize(("rnn", "seed"), [("lstm", 1), ("gru", 2)])
-def test_who_remembers_can_answer(rnn, seed):
-    """The cue is shown in the first of five steps; without an RNN one can but guess, which pays 1/3."""
-    settings = dict(num_envs=128, rollout_steps=10, total_steps=20 * 1280, hidden=(16,), rnn=rnn, rnn_size=24, n_step=2)
+@pytest.mark.parametrize(("core", "seed"), [("lstm", 1), ("gru", 2)])
+def test_who_remembers_can_answer(core, seed):
+    """The cue is shown in the first of five steps; without a core one can but guess, which pays 1/3."""
+    settings = dict(
+        num_envs=128, rollout_steps=10, total_steps=20 * 1280, hidden=(16,), rnn=core, rnn_size=24, n_step=2
+    )
     settings.update(
         burn_in=10, sequence_length=10, batch_size=960, buffer_size=20_000, learning_starts=2000, replay_ratio=6.0
     )
@@ -62,8 +63,8 @@ def test_resumed_run_equals_an_uninterrupted_one(tmp_path, options):
     whole = shoal.train("cartpole", total_steps=41 * STEPS, run_dir=tmp_path / "whole", **settings)
     shoal.train("cartpole", total_steps=20 * STEPS, run_dir=tmp_path / "cut", **settings)
     resumed = shoal.resume(tmp_path / "cut", total_steps=41 * STEPS)
-    state = state_of(whole)
-    assert_same(state, state_of(resumed))
+    state = last_state(whole.path)
+    assert_equal_states(state, last_state(resumed.path))
     assert state["learner.cart.replay.state"].abs().sum() > 0
     assert int(state["learner.cart.updates"]) > 30
     assert load_run(whole.path, "last").evaluate(episodes=6) == whole.evaluate(episodes=6)
@@ -109,15 +110,15 @@ def test_a_policy_that_remembers_is_loaded_with_its_core(tmp_path):
 
 
 @pytest.mark.parametrize("options", [{}, dict(prioritized=False, frame_stack=3, rnn="gru")])
-def test_memory_is_told_beforehand(options):
+def test_memory_estimate_is_printed_first(options):
     settings = {**SMALL, **SMALL_Q, "buffer_size": 64_000, **options}
     made = make_job("cartpole", algo="r2d2", total_steps=1e6, **settings)
-    told, trainer = estimate(made), Trainer(made)
+    costs, trainer = estimate(made), Trainer(made)
     (learner,) = trainer.learners.values()
-    assert told.rollout == pytest.approx(trainer.collector.nbytes / 8, rel=0.02)
-    assert told.replay == pytest.approx(learner.replay.nbytes, rel=0.05)
+    assert costs.rollout == pytest.approx(trainer.collector.nbytes / 8, rel=0.02)
+    assert costs.replay == pytest.approx(learner.replay.nbytes, rel=0.05)
     without = Replay.bytes_per_step(learner.rollout, learner.config.prioritized, sequences=False)
-    assert told.replay != pytest.approx(without * 8000, rel=0.05)
+    assert costs.replay != pytest.approx(without * 8000, rel=0.05)
 
 
 def test_all_ends_of_a_sequence_have_their_final_observations():
@@ -147,7 +148,7 @@ def test_defaults_of_the_learner_stand_between_the_world_s():
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
-        (["--algo", "r2d2", "--rnn", "none"], "R2D2 learns what to remember and needs an RNN"),
+        (["--algo", "r2d2", "--rnn", "none"], "R2D2 learns what to remember and needs a core"),
         (["--algo", "r2d2", "--rollout-steps", "32"], "use --burn-in 32 --sequence-length 64"),
         (["--algo", "r2d2", "--batch-size", "300"], "use --batch-size 320"),
         (["--algo", "r2d2", "--atoms", "51"], "--rescale is for Q-values that are plain numbers"),
@@ -155,8 +156,8 @@ def test_defaults_of_the_learner_stand_between_the_world_s():
         (["--algo", "dqn", "--rnn", "lstm", "--rollout-steps", "24"], "use --burn-in 24 --sequence-length 72"),
     ],
 )
-def test_what_makes_no_sense_exits_2_with_one_sentence(words, answer, tmp_path, capsys):
+def test_invalid_combinations_exit_2_with_one_sentence(words, answer, tmp_path, capsys):
     assert main(["train", "cartpole", "--device", "cpu", *words, "--run-dir", str(tmp_path / "run")]) == 2
-    told = capsys.readouterr().err
-    assert answer in told
-    assert len(told.strip().splitlines()) == 1
+    output = capsys.readouterr().err
+    assert answer in output
+    assert len(output.strip().splitlines()) == 1

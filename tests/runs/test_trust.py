@@ -174,7 +174,7 @@ def test_a_run_of_another_user_needs_trust_and_says_what_would_run(own, tmp_path
     ],
     ids=str,
 )
-def test_what_is_signed_cannot_be_changed(own, forged):
+def test_signed_content_cannot_be_changed(own, forged):
     file, path = own
     change(path, **forged)
     with pytest.raises(ShoalError):
@@ -182,7 +182,7 @@ def test_what_is_signed_cannot_be_changed(own, forged):
     assert not (file.parent / "executed").exists()
 
 
-def test_an_edited_file_is_named_with_what_differs(own):
+def test_an_edited_file_is_named_with_its_hash(own):
     file, path = own
     file.write_text(WORLD + "\n# edited\n")
     with pytest.raises(ShoalError, match=rf"{file}: its SHA-256 \w+… differs since training .* --trust"):
@@ -244,7 +244,7 @@ VALUES = [None, True, -1, 0, 2**63, 10**30, 0.5, "1e400", "-1e400", "NaN", "", "
 
 
 def test_every_value_of_a_config_is_checked_by_the_schema(plain, tmp_path):
-    """Each setting in turn gets values at the edge, or is missing: a job that stands, or one sentence."""
+    """Each setting in turn gets values at the edge, or is missing: a valid job, or one sentence."""
     text = (plain / "config.json").read_text()
     path = tmp_path / "config.json"
 
@@ -333,7 +333,7 @@ def test_resume_checks_settings_as_train_does(plain, tmp_path, train, says):
     assert (tmp_path / "run/config.json").read_text() == before
 
 
-def test_resume_decides_what_is_left_to_auto(plain, tmp_path):
+def test_resume_resolves_auto(plain, tmp_path):
     shutil.copytree(plain, tmp_path / "run", symlinks=True)
     change(tmp_path / "run", train=dict(device="auto", precision="auto", compile="auto"))
     shoal.resume(tmp_path / "run", total_steps=128)

@@ -48,7 +48,7 @@ def test_stopped_run_is_saved_and_continues_exactly(tmp_path, number, code):
     assert "shoal resume" in errors
     stopped = load_checkpoint(RunFolder(path).pick("last"), "cpu").steps
     total = str(stopped + 2 * 32 * 8)
-    # In processes of their own as well: sums depend on the number of torch's threads, which tests change.
+    # In separate processes: sums depend on the number of torch's threads, which tests change.
     shoal = [sys.executable, "-m", "shoal"]
     subprocess.run([*shoal, "resume", str(path), "--total-steps", total, "--quiet"], check=True)
     whole = tmp_path / "whole"
@@ -88,9 +88,9 @@ NAN_RUN = dict(num_envs=16, rollout_steps=8, total_steps=16 * 8 * 10, device="cp
 )
 def test_nan_is_caught_with_env_field_and_state(tmp_path, settings):
     """Also with a KL stop, which a number that is not one must not set off, and between two log lines."""
-    with pytest.raises(ShoalError, match=r"Env 5, agent 0 of .* gave a reward that is not finite") as error:
+    with pytest.raises(ShoalError, match=r"Env 5, agent 0 of .* gave a non-finite reward") as error:
         shoal.train(f"{__file__}:Poisoned", run_dir=tmp_path / "run", **NAN_RUN, **settings)
-    assert "last good checkpoint stands" in str(error.value)
+    assert "last checkpoint is kept" in str(error.value)
     assert json.loads((tmp_path / "run" / "bad_env.json").read_text())["env_id"] == 5
     good = load_checkpoint(RunFolder(tmp_path / "run").pick("last"), "cpu")
     assert good.steps == 2 * 16 * 8
@@ -112,8 +112,8 @@ class NoChoice(Poisoned):
 
 @pytest.mark.parametrize("settings", [dict(), dict(algo="a3c", actors=2), dict(algo="appo")], ids=str)
 def test_an_empty_action_mask_stops_training_with_env_and_step(tmp_path, settings):
-    told = r"action mask of env 5, group 'agent', agent 0 of .* allows no action at step 20 of this env;"
-    with pytest.raises(ShoalError, match=told):
+    message = r"action mask of env 5, group 'agent', agent 0 of .* allows no action at step 20 of this env;"
+    with pytest.raises(ShoalError, match=message):
         shoal.train(f"{__file__}:NoChoice", run_dir=tmp_path / "run", **NAN_RUN, **settings)
 
 

@@ -11,7 +11,7 @@ from shoal import core
 from shoal.cli import main
 from shoal.core import Box, Discrete, Field, Group, KernelWorld
 from shoal.core.errors import ShoalError
-from shoal.tools.check import CheckConfig, Copy, Walk, check_world
+from shoal.tools.check import CheckConfig, Replica, WorldChecker, check_world
 from shoal.tools.check_debug import check_indices
 
 ROOT = Path(__file__).parents[2]
@@ -148,7 +148,7 @@ class Forgets(Pair):
 
 
 class Plain(Pair):
-    """Nothing is random, and nobody stays."""
+    """Nothing is random, and all agents leave."""
 
     def step(self, s):
         s.alive.copy_(s.step_count[:, None] < 3)
@@ -158,7 +158,7 @@ class Plain(Pair):
 
 
 def lines(world, kind: str, **options) -> list[str]:
-    """What is found about a world, of one kind; without a walk in debug mode, which takes seconds."""
+    """Texts of the findings of one kind, without debug mode, which takes seconds."""
     found = check_world(world, **{"steps": 14, "envs": 16, "device": "cpu", "debug": False, **options})
     return [finding.text for finding in found if finding.kind == kind]
 
@@ -196,14 +196,14 @@ def test_a_mistake_is_named_with_its_place(world, expected):
     assert any(text.startswith(expected) for text in failures), failures
 
 
-def test_what_does_not_repeat_is_not_blamed_on_the_batch_too():
+def test_nondeterminism_is_reported_once():
     assert len(lines(Random, "FAIL")) == 1
-    assert "slices: cannot be judged, since the world does not repeat itself" in lines(Counter, "note")
+    assert "slices: cannot be judged, since the world is not deterministic" in lines(Counter, "note")
 
 
 def test_unseeded_starts_are_not_blamed_on_the_episode_before():
     assert any(text.startswith("determinism: at after reset") for text in lines(RandomStart, "FAIL"))
-    assert not [text for text in lines(RandomStart, "note") if "left from the episode before" in text]
+    assert not [text for text in lines(RandomStart, "note") if "left from the previous episode" in text]
 
 
 def test_a_world_that_raises_is_a_failure_with_the_line():
@@ -218,7 +218,7 @@ def test_notes():
     plain = " | ".join(lines(Plain, "note"))
     assert "every episode starts alike" in plain
     assert "another seed changes nothing" in plain
-    assert "nobody is in the game, yet the episode goes on: step_count at step 3, env 0 is 3" in plain
+    assert "no agent is alive, but the episode continues: step_count at step 3, env 0 is 3" in plain
     assert any(text.startswith("starts: at at step 6, env 0, element 1 is ") for text in lines(Forgets, "note"))
     assert any("no episode ended within 3 steps" in text for text in lines(Pair, "note", steps=3))
 
@@ -227,14 +227,16 @@ def test_notes():
 def test_devices_may_differ_by_rounding_only(push, said):
     """A second world with slightly other numbers takes the place of another device."""
     base, config = Pair(16), Pair.Config()
-    walk = Walk(base, config, CheckConfig(steps=14, envs=16, device="cpu"))
+    checker = WorldChecker(base, config, CheckConfig(steps=14, envs=16, device="cpu"))
     other = Pair(16, "cpu", replace(config, push=push))
-    walk.copies = [Copy("devices", "equal", "on the CPU", "more than rounding", other, torch.arange(16), rounds=True)]
-    walk.no_devices = ""
-    walk.run()
-    (copy,) = walk.copies
-    assert [name for name in ("rounded", "problem") if getattr(copy, name)] == ([said] if said else [])
-    kinds = [finding.kind for finding in walk.report() if finding.text.startswith("devices")]
+    checker.replicas = [
+        Replica("devices", "equal", "on the CPU", "more than rounding", other, torch.arange(16), allow_rounding=True)
+    ]
+    checker.device_note = ""
+    checker.run()
+    (replica,) = checker.replicas
+    assert [name for name in ("rounded", "problem") if getattr(replica, name)] == ([said] if said else [])
+    kinds = [finding.kind for finding in checker.report() if finding.text.startswith("devices")]
     assert kinds == [{"": "ok", "rounded": "note", "problem": "FAIL"}[said]]
 
 
@@ -290,7 +292,7 @@ def test_a_neighbor_that_is_read_in_rare_cases_is_found(wraps, seed):
     assert any(text.startswith("slices: ") for text in failures), failures
 
 
-# --- indices, in a process of its own ---------------------------------------------------------------------------------
+# --- indices, in another process -------------------------------------------------------------------------------------
 
 
 @wp.func
@@ -343,10 +345,10 @@ def test_a_users_file_from_the_command_line(tmp_path, capsys):
     bad.write_text(rocket.replace("0.05 * s.speed]", "s.speed / (s.step_count != 2)]"))
     flags = ["--steps", "12", "--envs", "16", "--device", "cpu", "--world.max-steps", "5"]
     assert main(["check", f"{good}:Rocket", *flags]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert all(line.startswith(("ok   ", "note ")) for line in told)
-    assert told[0].startswith("ok   indices: none is out of range (12 steps")
-    assert "ok   ends: 32 episodes ended within 12 steps" in told
+    printed = capsys.readouterr().out.splitlines()
+    assert all(line.startswith(("ok   ", "note ")) for line in printed)
+    assert printed[0].startswith("ok   indices: none is out of range (12 steps")
+    assert "ok   ends: 32 episodes ended within 12 steps" in printed
     assert main(["check", f"{bad}:Rocket", *flags, "--no-debug"]) == 1
     assert "FAIL spaces: observation at step 2, env 0, agent 0, element 1 is -inf" in capsys.readouterr().out
 
@@ -367,6 +369,6 @@ def test_bad_input_exits_2(words, answer, capsys):
     assert answer in capsys.readouterr().err
 
 
-def test_what_is_no_kernel_world_is_refused():
+def test_other_worlds_are_refused():
     with pytest.raises(ShoalError, match="is not a KernelWorld"):
         check_world(int)

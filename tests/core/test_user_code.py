@@ -14,7 +14,7 @@ import torch
 from shoal.cli import COMMANDS, main
 from shoal.core.user_code import LONGEST, UserCode, UserCodeError, text_of
 from shoal.core.world_loading import world_class
-from shoal.training.trainer import BadNumbers
+from shoal.training.trainer import InvalidDataError
 
 WORLD = """
 from dataclasses import dataclass
@@ -101,9 +101,9 @@ WORLDS = {
         "    state =",
         "    def __init__(self, *given):\n        self.size = 1 / 0\n\n    state =",
         "1 / 0",
-        "cannot be made: ZeroDivisionError",
+        "cannot be built: ZeroDivisionError",
     ),
-    "no field": Mistake("Field(float)", "5", "class Ball", "cannot be made"),
+    "no field": Mistake("Field(float)", "5", "class Ball", "cannot be built"),
     "no groups": Mistake("groups = (", "teams = (", None, "declares no groups"),
     "groups": Mistake("groups = (", "groups = lambda config: (config.size, ", "config.size", "no attribute 'size'"),
     "no step": Mistake("def step(", "def stepp(", "class Ball", "has no `step`"),
@@ -228,14 +228,14 @@ def check(file, mistake, tmp_path, capfd, words):
     ]
     flags = [*sizes, "--total-steps", "4096", "--quiet", "--run-dir", str(tmp_path / "run")]
     assert main(["train", *(word.replace("FILE", str(place)) for word in words), *flags]) == mistake.code
-    told = capfd.readouterr().err
-    assert told.count("\n") == 1, told
-    assert "Traceback" not in told
-    assert mistake.says in told
-    assert str(place) in told
+    output = capfd.readouterr().err
+    assert output.count("\n") == 1, output
+    assert "Traceback" not in output
+    assert mistake.says in output
+    assert str(place) in output
     if mistake.line:
         lines = [number for number, line in enumerate(text.splitlines(), 1) if mistake.line in line]
-        assert [int(found) for found in re.findall(rf"{place}:(\d+)", told)] == lines, told
+        assert [int(found) for found in re.findall(rf"{place}:(\d+)", output)] == lines, output
 
 
 @pytest.mark.parametrize("name", WORLDS)
@@ -287,11 +287,11 @@ def test_a_mistake_in_a_native_batch_is_one_sentence():
         world.reset(0)
         for _ in range(4):
             world.step(actions)
-        with pytest.raises(UserCodeError) as told:
+        with pytest.raises(UserCodeError) as caught:
             world.step(actions)
-    assert told.value.exit_code == 1
+    assert caught.value.exit_code == 1
     assert re.fullmatch(
-        rf"The native batch Batch failed: ValueError: too late \({__file__}:\d+ in step\)\.", str(told.value)
+        rf"The native batch Batch failed: ValueError: too late \({__file__}:\d+ in step\)\.", str(caught.value)
     )
 
 
@@ -319,11 +319,11 @@ def test_mistakes_after_training_are_one_sentence_too(tmp_path, capfd):
 
 
 def test_the_exception_is_the_cause_and_the_place_is_the_users():
-    with pytest.raises(UserCodeError) as told, UserCode("It failed"):
+    with pytest.raises(UserCodeError) as caught, UserCode("It failed"):
         invert()
-    assert str(told.value).startswith("It failed: LinAlgError: ")
-    assert str(told.value).endswith(f" ({__file__}:{invert.__code__.co_firstlineno + 1} in invert).")
-    assert isinstance(told.value.__cause__, np.linalg.LinAlgError)
+    assert str(caught.value).startswith("It failed: LinAlgError: ")
+    assert str(caught.value).endswith(f" ({__file__}:{invert.__code__.co_firstlineno + 1} in invert).")
+    assert isinstance(caught.value.__cause__, np.linalg.LinAlgError)
 
 
 def invert():
@@ -337,10 +337,10 @@ def test_a_fault_of_shoal_keeps_its_traceback(monkeypatch):
 
 
 def test_other_errors_of_shoal_pass_unchanged():
-    error = BadNumbers("It is bad.", {})
-    with pytest.raises(BadNumbers) as told, UserCode("It failed", "name"):
+    error = InvalidDataError("It is bad.", {})
+    with pytest.raises(InvalidDataError) as caught, UserCode("It failed", "name"):
         raise error
-    assert told.value is error
+    assert caught.value is error
 
 
 def test_long_texts_and_control_codes_are_cut_and_escaped():

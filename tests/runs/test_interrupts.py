@@ -63,11 +63,11 @@ def test_a_second_signal_ends_a_run_that_hangs(how, tmp_path):
         process.join(0.2)
         with suppress(ProcessLookupError):
             os.kill(process.pid, number)
-    told = (tmp_path / "err").read_text()
-    assert process.exitcode == 128 + number, told
-    assert told.count("a second signal") == 1
-    assert f"stopped at once by {number.name}" in told
-    assert "Traceback" not in told
+    output = (tmp_path / "err").read_text()
+    assert process.exitcode == 128 + number, output
+    assert output.count("a second signal") == 1
+    assert f"stopped at once by {number.name}" in output
+    assert "Traceback" not in output
     wait_until(lambda: not [pid for pid in others if lives(pid)])
     assert os.listdir(tmp_path / "tmp") == []
 
@@ -85,7 +85,7 @@ def test_a_worker_that_hangs_ends_with_its_world(tmp_path):
 def test_signals_at_the_same_time_are_one_request(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(interrupts.time, "monotonic", lambda: now[0])
-    requests = interrupts.Requests()
+    requests = interrupts.StopRequests()
     assert not requests.add(signal.SIGINT, "")
     assert not requests.add(signal.SIGTERM, "")
     now[0] += 1.1

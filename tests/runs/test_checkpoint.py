@@ -95,8 +95,8 @@ def test_killed_while_saving_leaves_the_previous_one(saved, monkeypatch):
     assert not list(saved.glob(".writing_*"))
 
 
-def test_full_disk_warns_and_training_goes_on_but_the_final_save_counts(tmp_path):
-    """A real limit on the size of files, in a process of its own: what safetensors raises is not an OSError."""
+def test_a_full_disk_is_a_warning_but_an_error_at_the_final_save(tmp_path):
+    """A real limit on the size of files, in a separate process; safetensors raises another error than OSError."""
     code = (
         "import resource, signal, sys\n"
         "from shoal.cli import main\n"
@@ -136,7 +136,7 @@ def test_second_writer_is_refused(tmp_path):
     with pytest.raises(ShoalError, match="Another process is writing"):
         RunFolder.create(job)
     first.unlock()
-    RunFolder.create(job).unlock()  # no checkpoint yet: begun anew
+    RunFolder.create(job).unlock()  # no checkpoint yet: started again
     first.save(STATE, 0, 0)
     with pytest.raises(ShoalError, match="already holds a run"):
         RunFolder.create(job)
@@ -155,21 +155,21 @@ def test_of_old_checkpoints_the_policies_stay_and_of_very_old_ones_the_best(tmp_
     assert run.pick("last").name.endswith("1900")
     for p in kept.values():
         assert load_checkpoint(p, "cpu", (POLICY,)).state.keys() == {"policy.cart.weights"}
-    with pytest.raises(ShoalError, match=r"step_0+100 is too old to be gone on from"):
+    with pytest.raises(ShoalError, match=r"step_0+100 is too old to resume from"):
         load_checkpoint(kept[100], "cpu")
 
 
-def test_old_checkpoints_are_played_but_not_gone_on_from(tmp_path):
+def test_old_checkpoints_can_be_evaluated_but_not_resumed(tmp_path):
     """Not even where no other is left that is good."""
     run = shoal.train("cartpole", run_dir=tmp_path / "run", total_steps=128 * 5, checkpoint_every=128, **SMALL)
     assert load_run(run.path, "128").evaluate(episodes=2)["cart"].episodes == 2
     for steps in (512, 640):
         damage(run.folder.checkpoints / f"step_{steps:012d}" / "state.safetensors", "truncated")
-    with pytest.raises(ShoalError, match=r"no good checkpoint.*000640/state.safetensors is damaged"):
+    with pytest.raises(ShoalError, match=r"no valid checkpoint.*000640/state.safetensors is damaged"):
         shoal.resume(run.path, total_steps=128 * 8)
 
 
-def test_a_damaged_checkpoint_is_put_aside_and_what_pointed_to_it_points_elsewhere(tmp_path):
+def test_a_damaged_checkpoint_is_renamed_and_its_links_move(tmp_path):
     """It neither counts as one that can be gone on from nor as the best; from then on there are two good ones again."""
     settings = {**SMALL, "eval_episodes": 4}
     run = shoal.train("cartpole", run_dir=tmp_path / "run", total_steps=128 * 4, checkpoint_every=128, **settings)
@@ -206,10 +206,10 @@ def test_a_full_disk_while_old_ones_are_stripped_spoils_no_save(tmp_path, monkey
     assert load_checkpoint(run.pick("100"), "cpu", (POLICY,)).steps == 100
 
 
-def test_where_only_policies_are_left_one_is_told_so(saved):
+def test_a_folder_with_policies_only_is_refused(saved):
     for path in saved.glob("step_*"):
         strip_checkpoint(path)
-    with pytest.raises(ShoalError, match="holds policies only, for playing; start another run, with --load"):
+    with pytest.raises(ShoalError, match="holds policies only; start another run, with --load"):
         load_latest(saved, "cpu", pytest.fail)
 
 
@@ -274,7 +274,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(tmp_path, value):
 
     forge(run.folder.pick("last"), POLICY, spoil)
     run.folder._point("best", run.folder.pick("last"))
-    sentence = r"holds weights that are not finite: policy\.cart\.value_encoder\.layers\.2\.weight\.$"
+    sentence = r"holds non-finite weights: policy\.cart\.value_encoder\.layers\.2\.weight\.$"
     with pytest.raises(ShoalError, match=sentence):  # eval and record
         load_run(run.path)
     with pytest.raises(ShoalError, match=sentence):

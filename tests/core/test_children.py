@@ -1,4 +1,4 @@
-"""Python processes that Shoal starts: the current folder, which may be anybody's run folder, adds nothing to them."""
+"""Python processes that Shoal starts: they import nothing from the current folder, which may be a stranger's."""
 
 import ast
 import json

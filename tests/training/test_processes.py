@@ -26,8 +26,8 @@ from shoal.runs import launching
 from shoal.runs.checkpoint import load_checkpoint
 from shoal.runs.folder import RunFolder
 from shoal.runs.jobs import make_job
-from shoal.runs.launching import LOOPBACK, LOST, RESTARTS
-from shoal.training.processes import Processes, joined
+from shoal.runs.launching import LOOPBACK, PEER_LOST, RESTARTS
+from shoal.training.processes import Communicator, join_processes
 from shoal.training.trainer import Trainer
 
 ENVS, ROLLOUT = 16, 8
@@ -40,11 +40,11 @@ SMALL = dict(
 
 
 def _serve(rank: int, port: int, tasks, answers) -> None:
-    """A process that does what it is told, together with the other one."""
+    """A process that runs the functions it is sent, together with the other one."""
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2")
     os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
-    with joined(make_job("cartpole", **SMALL)) as (_, processes):
+    with join_processes(make_job("cartpole", **SMALL)) as (_, processes):
         while (task := tasks.get()) is not None:
             function, given = task
             try:
@@ -95,7 +95,7 @@ def plain(state) -> dict:
     return {name: tensor.detach().cpu().numpy().copy() for name, tensor in state.items()}
 
 
-def trained(processes: Processes, world: str, settings: dict, iterations: int, start: tuple | None = None) -> tuple:
+def trained(processes: Communicator, world: str, settings: dict, iterations: int, start: tuple | None = None) -> tuple:
     """The whole state after some iterations, the parameters here, and metrics; `start` is (state, iteration)."""
     trainer = Trainer(make_job(world, **settings), processes)
     if start is not None:
@@ -113,7 +113,7 @@ def trained(processes: Processes, world: str, settings: dict, iterations: int, s
     return plain(state), own, metrics
 
 
-def passes(processes: Processes) -> int:
+def passes(processes: Communicator) -> int:
     """Samples per pass of a heavy network, where the second process has twice as many cores as the first."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(policy_gradient, "cpu_threads", lambda: 1 + processes.rank)
@@ -156,36 +156,36 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_two_processes_learn_what_one_does(pair, case):
+def test_two_processes_learn_the_same_as_one(pair, case):
     world, settings = CASES[case]
     settings = dict(settings, total_steps=20 * STEPS)
-    one, _, alone = trained(Processes(), world, settings, 6)
-    (two, first, told), (_, second, _) = pair.run(trained, world, settings, 6)
+    one, _, alone = trained(Communicator(), world, settings, 6)
+    (two, first, metrics), (_, second, _) = pair.run(trained, world, settings, 6)
     assert all((a == b).all() for a, b in zip(first, second, strict=True)), "the processes have drifted apart"
     assert_close(one, two)
     for name, value in alone.items():
-        assert told[name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
+        assert metrics[name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
 
 
 @pytest.mark.parametrize("case", ["ppo", "dqn", "rainbow"])
-def test_a_state_can_be_shared_out_and_joined_at_will(pair, case):
+def test_a_state_can_be_scattered_and_gathered(pair, case):
     """From one process to two and back, against one that has never stopped. By priority each process draws its own."""
     if case == "rainbow":
         world, settings = "cartpole", dict(SMALL, algo="rainbow", atoms=11, **Q)
     else:
         world, settings = CASES[case]
     settings = dict(settings, total_steps=20 * STEPS, lr_schedule="none")
-    before = trained(Processes(), world, settings, 4)[0]
+    before = trained(Communicator(), world, settings, 4)[0]
     between = pair.run(trained, world, settings, 3, (before, 4))[0][0]
-    after = trained(Processes(), world, settings, 2, (between, 7))[0]
-    whole = trained(Processes(), world, settings, 9)[0]
+    after = trained(Communicator(), world, settings, 2, (between, 7))[0]
+    whole = trained(Communicator(), world, settings, 9)[0]
     assert after.keys() == whole.keys()
     assert all(after[name].shape == whole[name].shape for name in whole)
     if case != "rainbow":
         assert_close(after, whole)
 
 
-def shuffled(processes: Processes) -> list:
+def shuffled(processes: Communicator) -> list:
     trainer = Trainer(make_job("cartpole", **SMALL, num_minibatches=4, total_steps=STEPS), processes)
     trainer.iterate()
     return trainer.learners["cart"].order.tolist()
@@ -197,7 +197,7 @@ def test_each_process_shuffles_its_own_samples(pair):
     assert all(sorted(order) == list(range(STEPS // 2)) for order in orders)
 
 
-def toured(processes: Processes) -> tuple:
+def toured(processes: Communicator) -> tuple:
     """Navigation: the scenes of this process, the parameters here, and metrics."""
     settings = dict(num_envs=8, rollout_steps=8, num_minibatches=2, total_steps=640, device="cpu", compile="off")
     config = dict(scenes="cabin:0-39", resident=2, swap=0, stagger=False, max_steps=6)
@@ -211,50 +211,50 @@ def toured(processes: Processes) -> tuple:
     return scenes, flat.numpy().copy(), metrics
 
 
-def test_processes_learn_together_from_scenes_of_their_own(pair):
-    (scenes, first, told), (others, second, also_told) = pair.run(toured)
+def test_processes_learn_together_from_separate_scenes(pair):
+    (scenes, first, metrics), (others, second, other_metrics) = pair.run(toured)
     assert scenes
     assert others
     assert not scenes & others
     assert (first == second).all()
-    assert told["rollout/episodes"] >= 8 * (3 * 8 // 6)  # those of both
-    assert told["rollout/path_length"] == also_told["rollout/path_length"]
+    assert metrics["rollout/episodes"] >= 8 * (3 * 8 // 6)  # those of both
+    assert metrics["rollout/path_length"] == other_metrics["rollout/path_length"]
 
 
 SLOW = f"{Path(__file__).parents[1] / 'host' / 'envs.py'}:Slow"
 
 
-def raced(processes: Processes, share: float, settings: dict) -> tuple:
+def raced(processes: Communicator, share: float, settings: dict) -> tuple:
     """The share of each rollout that this process has made, all processes' share, and the parameters here."""
     trainer = Trainer(make_job(SLOW, sync_frac=share, **settings), processes)
     made = []
     for _ in range(4):
         trainer.iterate()
         made.append(float(trainer.collector.rollouts["agent"].alive[:-1].float().mean()))
-    told = trainer.read_metrics().get("time/made")
+    fraction = trainer.read_metrics().get("time/made")
     flat = torch.cat([optimizer.flat for optimizer in trainer.learners["agent"].optimizers.values()])
     trainer.close()
-    return made, told, flat.numpy().copy()
+    return made, fraction, flat.numpy().copy()
 
 
 @pytest.mark.parametrize("algo", ["ppo", "dqn"])
-def test_nobody_waits_for_a_straggler(pair, algo):
+def test_stragglers_are_preempted(pair, algo):
     """The second process is slow: its rollouts end when the first has finished, and both learn from all there is."""
     settings = dict(num_envs=8, rollout_steps=32, device="cpu", hidden=(16,), total_steps=1024, algo=algo)
     settings |= dict(Q) if algo == "dqn" else dict(num_minibatches=2, epochs=2)
     settings["world_config"] = dict(batch="serial", phase=0, schedule="lockstep")
-    (all_made, told, first), (some_made, also_told, second) = pair.run(raced, 0.5, settings)
+    (all_made, fraction, first), (some_made, other_fraction, second) = pair.run(raced, 0.5, settings)
     assert all(max(both) == 1.0 for both in zip(all_made, some_made, strict=True))
     assert min(some_made) < 1.0 <= max(all_made)
     assert min(all_made + some_made) >= 0.25
-    assert told == also_told == pytest.approx(sum(all_made + some_made) / 8)
+    assert fraction == other_fraction == pytest.approx(sum(all_made + some_made) / 8)
     assert (first == second).all()
-    for made, told, _ in pair.run(raced, 0.0, settings):
+    for made, fraction, _ in pair.run(raced, 0.0, settings):
         assert made == [1.0] * 4
-        assert told is None
+        assert fraction is None
 
 
-def spoilt(processes: Processes) -> str:
+def spoilt(processes: Communicator) -> str:
     """A number of the second process is bad."""
     trainer = Trainer(make_job("cartpole", **SMALL, total_steps=4 * STEPS), processes)
     trainer.collect()
@@ -270,7 +270,7 @@ def test_all_processes_blame_the_same_env(pair):
     messages = pair.run(spoilt)
     assert messages[0] == messages[1]
     assert "Env 10, agent 0" in messages[0]
-    assert "reward that is not finite" in messages[0]
+    assert "non-finite reward" in messages[0]
 
 
 # --- messages between processes ---------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ def test_all_processes_blame_the_same_env(pair):
 VALUES = [None, True, 3, float("inf"), "ä\udcff" * 1000, [1, [2.5, None]], {"state": {"x": [0.1, -1e300]}}]
 
 
-def exchanged(processes: Processes) -> tuple:
+def exchanged(processes: Communicator) -> tuple:
     """What comes of values and errors, where unpickling is an error."""
 
     def refuse(*given):
@@ -291,8 +291,8 @@ def exchanged(processes: Processes) -> tuple:
         patch.setattr(torch.distributed.distributed_c10d, "_unpickler", refuse)
         own = VALUES[processes.rank :: 2]  # of unequal length
         with pytest.raises(ShoalError, match="The leader cannot"):
-            processes.lead(bad)
-        return processes.collect(own), processes.lead(lambda: own)
+            processes.on_leader(bad)
+        return processes.collect(own), processes.on_leader(lambda: own)
 
 
 def test_messages_are_json_and_never_unpickled(pair):
@@ -321,7 +321,7 @@ def test_no_module_unpickles():
     assert {source.name: found for source in sources if (found := names_in(source) & unsafe)} == {}
 
 
-# --- where a process stands -------------------------------------------------------------------------------------
+# --- rank and size of a process -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("rank", "size"), [("2", "2"), ("0", "two"), ("-1", "2")])
@@ -336,8 +336,8 @@ def test_place_in_a_slurm_job(monkeypatch):
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     assert find_launch_info() is None
-    told = dict(PROCID=5, STEP_NUM_TASKS=8, LOCALID=1, STEP_TASKS_PER_NODE="4(x2)", JOB_ID=77, STEP_ID=0)
-    for name, value in told.items():
+    variables = dict(PROCID=5, STEP_NUM_TASKS=8, LOCALID=1, STEP_TASKS_PER_NODE="4(x2)", JOB_ID=77, STEP_ID=0)
+    for name, value in variables.items():
         monkeypatch.setenv(f"SLURM_{name}", str(value))
     place = find_launch_info()
     assert place is not None
@@ -358,7 +358,7 @@ def test_place_in_a_slurm_job(monkeypatch):
     ],
 )
 @pytest.mark.skipif(torch.cuda.is_available(), reason="speaks of a machine without a GPU")
-def test_what_cannot_be_shared_out_is_refused(settings, answer):
+def test_jobs_that_cannot_be_sharded_are_refused(settings, answer):
     with pytest.raises(ShoalError, match=answer):
         make_job("cartpole", **{**SMALL, **settings})
 
@@ -462,12 +462,12 @@ def test_a_run_whose_process_was_killed_ends_like_any_other(pair, tmp_path, caps
     until(lambda: RunFolder(path).holds_checkpoints)
     victim = workers_of(launcher.pid)[1]
     os.kill(victim, signal.SIGKILL)
-    told = launcher.communicate(timeout=60)[1]
-    assert launcher.returncode == 0, told
-    assert "Traceback" not in told
-    saved = r"Process 1 of 2 was killed by SIGKILL; all 2 start again from the checkpoint at \d+ env steps\."
-    assert len(re.findall(saved, told)) == 1
-    assert "lost" not in told
+    output = launcher.communicate(timeout=60)[1]
+    assert launcher.returncode == 0, output
+    assert "Traceback" not in output
+    saved = r"Process 1 of 2 was killed by SIGKILL; restarting all 2 from the checkpoint at \d+ env steps\."
+    assert len(re.findall(saved, output)) == 1
+    assert "lost" not in output
     ours = plain(last(path))
     theirs = pair.run(trained, "cartpole", dict(RUN, total_steps=40 * STEPS), 40)[0][0]
     assert not [name for name in theirs if not (ours[name] == theirs[name]).all()]
@@ -483,7 +483,7 @@ def test_a_run_whose_process_was_killed_ends_like_any_other(pair, tmp_path, caps
     assert "episodes 3" in capsys.readouterr().out
 
 
-def test_processes_that_keep_dying_say_what_helps(tmp_path, monkeypatch, capsys):
+def test_processes_that_keep_dying_name_the_remedy(tmp_path, monkeypatch, capsys):
     """Before the first checkpoint and after it: what the message says to do works."""
     path, killed = tmp_path / "run", "Process 1 of 2 was killed by SIGKILL"
     settings = dict(RUN, run_dir=path, total_steps=4 * STEPS)
@@ -492,20 +492,20 @@ def test_processes_that_keep_dying_say_what_helps(tmp_path, monkeypatch, capsys)
         return killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(launching, "_run_together", dies)
+        patch.setattr(launching, "_run_processes", dies)
         with pytest.raises(ShoalError) as problem:
             shoal.train("cartpole", **settings, processes=2)
-    said = f"{killed} after 3 restarts; no checkpoint was saved: remove the cause and start the run again."
+    said = f"{killed} after 3 restarts; no checkpoint was saved: fix the cause and start the run again."
     assert (str(problem.value), problem.value.exit_code) == (said, 1)
-    assert capsys.readouterr().err.count(f"{killed}; all 2 start again from the beginning.") == RESTARTS
+    assert capsys.readouterr().err.count(f"{killed}; restarting all 2 from the beginning.") == RESTARTS
     shoal.train("cartpole", **settings)
     with monkeypatch.context() as patch:
-        patch.setattr(launching, "_run_together", dies)
+        patch.setattr(launching, "_run_processes", dies)
         with pytest.raises(ShoalError) as problem:
             shoal.resume(path, total_steps=6 * STEPS, processes=2)
-    said = f"{killed} after 3 restarts; remove the cause and continue from 512 env steps with `shoal resume {path}`."
+    said = f"{killed} after 3 restarts; fix the cause and continue from 512 env steps with `shoal resume {path}`."
     assert str(problem.value) == said
-    assert capsys.readouterr().err.count("; all 2 start again from the checkpoint at 512 env steps.") == RESTARTS
+    assert capsys.readouterr().err.count("; restarting all 2 from the checkpoint at 512 env steps.") == RESTARTS
     shoal.resume(path, processes=1)
     assert RunFolder(path).metrics()[-1]["steps"] == 6 * STEPS
 
@@ -518,20 +518,20 @@ WAITS = "import signal; signal.pthread_sigmask(signal.SIG_SETMASK, ()); signal.p
     ("programs", "signals", "found"),
     [
         (["pass", "pass"], [], None),
-        ([f"raise SystemExit({LOST})", KILLS_ITSELF], [], "Process 1 of 2 was killed by SIGKILL"),
+        ([f"raise SystemExit({PEER_LOST})", KILLS_ITSELF], [], "Process 1 of 2 was killed by SIGKILL"),
         ([WAITS, "raise SystemExit(4)"], [], "Process 1 of 2 ended by itself with exit code 4"),
-        ([f"raise SystemExit({LOST})", "pass"], [], "Process 0 of 2 has lost another process"),
+        ([f"raise SystemExit({PEER_LOST})", "pass"], [], "Process 0 of 2 lost the connection to another process"),
         ([WAITS], [signal.SIGTERM, signal.SIGINT], "Process 0 of 1 was killed by SIGTERM"),
     ],
 )
 def test_the_process_that_failed_first_is_named(programs, signals, found):
     command = [sys.executable, "-c", "import os; exec(os.environ['PROGRAM'])"]
-    assert launching._run_together(command, [dict(PROGRAM=program) for program in programs], signals) == found
-    causes = [-9, 1, LOST, None, 0]
-    assert sorted(reversed(causes), key=launching._cause_first) == causes
+    assert launching._run_processes(command, [dict(PROGRAM=program) for program in programs], signals) == found
+    causes = [-9, 1, PEER_LOST, None, 0]
+    assert sorted(reversed(causes), key=launching._cause_order) == causes
 
 
-def test_a_run_goes_on_with_another_number_of_processes(tmp_path):
+def test_a_run_resumes_with_another_number_of_processes(tmp_path):
     shoal.train("cartpole", **RUN, total_steps=4 * STEPS, run_dir=tmp_path / "cut")
     shutil.copytree(tmp_path / "cut", tmp_path / "copy", symlinks=True)
     alone = shoal.resume(tmp_path / "copy", total_steps=8 * STEPS)
@@ -551,10 +551,10 @@ def test_ctrl_c_ends_all_processes_and_saves(tmp_path):
     until(lambda: RunFolder(path).holds_checkpoints)
     workers = workers_of(launcher.pid)
     launcher.send_signal(signal.SIGINT)
-    told = launcher.communicate(timeout=60)[1]
+    output = launcher.communicate(timeout=60)[1]
     assert launcher.returncode == 130
-    assert told.count("shoal resume") == 1
-    assert "Traceback" not in told
+    assert output.count("shoal resume") == 1
+    assert "Traceback" not in output
     saved = load_checkpoint(RunFolder(path).pick("last"), "cpu")
     assert saved.steps == RunFolder(path).metrics()[-1]["steps"]
     assert not [worker for worker in workers if Path(f"/proc/{worker}").exists()]
@@ -579,24 +579,24 @@ class Net(nn.Module):
 """
 
 
-def test_an_error_in_one_process_is_told_once_and_nobody_starts_again(tmp_path):
+def test_an_error_in_one_process_is_printed_once_without_a_restart(tmp_path):
     (tmp_path / "broken.py").write_text(BROKEN)
     launcher = start(tmp_path / "run", total_steps=10 * STEPS, encoder=f"{tmp_path / 'broken.py'}:Net")
-    told = launcher.communicate(timeout=60)[1]
+    output = launcher.communicate(timeout=60)[1]
     assert launcher.returncode == 2
-    assert told.count("A gradient of cart was not finite") == 1
-    assert "Traceback" not in told
+    assert output.count("A gradient of cart was not finite") == 1
+    assert "Traceback" not in output
 
 
 @pytest.mark.slow
-def test_torchrun_starts_again_and_the_run_goes_on_in_its_folder(tmp_path):
+def test_torchrun_restarts_and_the_run_continues_in_its_folder(tmp_path):
     """Without --run-dir: the folder's name holds the time, and is found again by the launch."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["--max-restarts", "2", "-m", "shoal", "train", "cartpole", *flags({**RUN, "total_steps": 400 * STEPS})]
     launcher = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     until(lambda: any(tmp_path.glob("runs/*/checkpoints/step_*")))
     os.kill(workers_of(launcher.pid)[1], signal.SIGKILL)
-    out, told = launcher.communicate(timeout=120)
-    assert launcher.returncode == 0, told
+    out, output = launcher.communicate(timeout=120)
+    assert launcher.returncode == 0, output
     assert out.count("results:") == 1
     assert len(list(tmp_path.glob("runs/*"))) == 1

@@ -39,11 +39,11 @@ def test_all_commands_are_tried():
 def test_commands_do_their_work_whatever_their_output(end, tmp_path):
     """Only results that are lost for want of space are a failure, which stderr names."""
     codes = run(list(WORDS.values()), tmp_path, ends=dict.fromkeys((0, 1) if end == "closed" else (1,), end))
-    told = (tmp_path / "err").read_text()
+    output = (tmp_path / "err").read_text()
     fails = [int(end == "full" and name not in RUN_COMMANDS) for name in WORDS]
-    assert dict(zip(WORDS, codes, strict=True)) == dict(zip(WORDS, fails, strict=True)), told
-    assert told.count("the output could not be written: No space left on device.") == sum(fails)
-    assert "Traceback" not in told
+    assert dict(zip(WORDS, codes, strict=True)) == dict(zip(WORDS, fails, strict=True)), output
+    assert output.count("the output could not be written: No space left on device.") == sum(fails)
+    assert "Traceback" not in output
     assert [name for name in MADE if not (tmp_path / name).exists()] == []
 
 

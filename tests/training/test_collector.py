@@ -1,4 +1,4 @@
-"""Collecting: what stands in a rollout is what a plain world does with the same actions."""
+"""A rollout holds what a plain world does with the same actions."""
 
 from dataclasses import dataclass
 
@@ -115,10 +115,10 @@ def test_an_action_mask_that_allows_nothing_is_found_rollouts_later(config, foun
     made = collector(Masked(4, config=Masked.Config(**config)), 4)
     for _ in range(4):
         made.collect()
-    assert made.first_stuck() == found
+    assert made.first_empty_mask() == found
 
 
-def test_wrapped_worlds_collect_what_they_show():
+def test_wrapped_worlds_collect_their_observations():
     def make():
         return TimeLimit(ActionRepeat(Counting(6), 2), 3)
 
@@ -223,7 +223,7 @@ def test_a_player_sees_the_same_stacks():
     np.testing.assert_array_equal(torch.stack(heard), np.concatenate([twin.first[None], twin.observation])[:-1])
 
 
-def test_stacks_of_many_agents_are_each_their_own():
+def test_stacks_of_many_agents_are_separate():
     """Agents of an env share their age, not their frames."""
     made = collector(FrameStack(Meadow(7), 3), 8)
     heard = listen(made.policies["sheep"])
@@ -260,7 +260,7 @@ def test_log_probabilities_are_those_of_the_policy():
 
 
 def test_actions_follow_the_policy():
-    """Over many draws the share of each choice is its mean probability; each rollout draws anew."""
+    """Over many draws the share of each choice is its mean probability; each rollout draws other actions."""
     made = collector(Drift(512), 8)
     shares, probs = [], []
     for _ in range(4):

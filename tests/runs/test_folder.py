@@ -83,7 +83,7 @@ def outside(path: Path) -> Path:
 
 @contextlib.contextmanager
 def damaged(good: Path, place: Path, name: str, damage):
-    """A copy of a run with one damaged entry; what is outside of the copy must stay as it is."""
+    """A copy of a run with one damaged entry; files outside of the copy must not change."""
     shutil.copytree(good, place / "run", symlinks=True)
     with contextlib.suppress(IsADirectoryError, IndexError):  # a damage for files that are not empty
         damage(place / "run" / name)
@@ -144,7 +144,7 @@ def test_every_command_refuses_or_works_on_every_damaged_entry(good, tmp_path, c
 
 
 @pytest.mark.parametrize("name", ["step_foo", "step_", "step_1", "step_-00000000001", "step_" + "9" * 30, "step_²"])
-def test_what_only_looks_like_a_checkpoint_is_left_alone(good, tmp_path, name):
+def test_names_like_checkpoints_are_left_alone(good, tmp_path, name):
     shutil.copytree(good, tmp_path / "run", symlinks=True)
     strange = tmp_path / "run" / "checkpoints" / name
     strange.mkdir()
@@ -161,7 +161,7 @@ def test_links_of_a_run_lead_to_its_checkpoints_alone(good, tmp_path, name, targ
     shutil.copytree(good, run, symlinks=True)
     (run / name).unlink()
     (run / name).symlink_to(target)
-    with pytest.raises(ShoalError, match=f"{name} is no link to a checkpoint of this run; choose one of: 64, "):
+    with pytest.raises(ShoalError, match=f"{name} is not a link to a checkpoint of this run; choose one of: 64, "):
         shoal.load_run(run, name)
     shoal.load_run(run, "192")
     assert shell(COMMANDS["resume"].replace("RUN", str(run))) == 0

@@ -1,4 +1,4 @@
-"""Whole runs of Q-learning: learning itself, resuming bit for bit, groups, memory told beforehand, refusals."""
+"""Whole runs of Q-learning: learning, resuming bit for bit, groups, memory estimates, refusals."""
 
 import json
 
@@ -8,22 +8,16 @@ import torch
 import shoal
 from shoal.cli import main
 from shoal.core.errors import ShoalError
-from shoal.runs.checkpoint import load_checkpoint
-from shoal.runs.folder import RunFolder
 from shoal.runs.jobs import make_job
 from shoal.runs.run import load_run
 from shoal.training.memory_estimate import estimate
 from shoal.training.trainer import Trainer
-from tests.run.test_runs import assert_same
+from tests.states import assert_equal_states, last_state
 
 SMALL = dict(num_envs=8, rollout_steps=4, eval_episodes=4, quiet=True, device="cpu", log_every=0.0)
 SMALL_Q = dict(batch_size=32, buffer_size=800, learning_starts=100, replay_ratio=1.7)
 STEPS = 8 * 4
 EVERYTHING = dict(double_q=True, dueling=True, prioritized=True, atoms=11, v_min=0.0, v_max=100.0, noisy=True, n_step=3)
-
-
-def state_of(run):
-    return load_checkpoint(RunFolder(run.path).pick("last"), "cpu").state
 
 
 def test_dqn_balances_the_pole(tmp_path):
@@ -72,7 +66,7 @@ def test_resumed_run_equals_an_uninterrupted_one(tmp_path, options):
     whole = shoal.train("cartpole", total_steps=41 * STEPS, run_dir=tmp_path / "whole", **settings)
     shoal.train("cartpole", total_steps=20 * STEPS, run_dir=tmp_path / "cut", **settings)
     resumed = shoal.resume(tmp_path / "cut", total_steps=41 * STEPS)
-    assert_same(state_of(whole), state_of(resumed))
+    assert_equal_states(last_state(whole.path), last_state(resumed.path))
     assert load_run(whole.path, "last").evaluate(episodes=6) == whole.evaluate(episodes=6)
 
 
@@ -82,22 +76,22 @@ def test_resumed_run_of_real_actions_equals_an_uninterrupted_one(tmp_path, optio
     whole = shoal.train("pendulum", total_steps=41 * STEPS, run_dir=tmp_path / "whole", **settings)
     shoal.train("pendulum", total_steps=20 * STEPS, run_dir=tmp_path / "cut", **settings)
     resumed = shoal.resume(tmp_path / "cut", total_steps=41 * STEPS)
-    assert_same(state_of(whole), state_of(resumed))
+    assert_equal_states(last_state(whole.path), last_state(resumed.path))
     assert load_run(whole.path, "last").evaluate(episodes=6) == whole.evaluate(episodes=6)
 
 
-def test_the_replay_ratio_is_kept_and_told(tmp_path):
+def test_the_replay_ratio_is_kept_and_printed(tmp_path):
     settings = {**SMALL, **SMALL_Q, "learning_starts": 320}
     run = shoal.train("cartpole", algo="dqn", total_steps=200 * STEPS, run_dir=tmp_path / "run", **settings)
     rows = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     last = [row for row in rows if "train/replay_ratio" in row][-1]
     made = 200 * STEPS - 320
     assert last["train/replay_ratio"] == pytest.approx(int(1.7 * made / 32) * 32 / made)
-    assert int(state_of(run)["learner.cart.updates"]) == int(1.7 * made / 32)
+    assert int(last_state(run.path)["learner.cart.updates"]) == int(1.7 * made / 32)
     assert {"train/loss", "train/q_value", "train/td_error", "train/epsilon"} <= last.keys()
 
 
-def test_each_group_learns_with_a_replay_of_its_own():
+def test_each_group_has_a_replay():
     made = make_job("tag-grid", algo="dqn", one_policy=False, total_steps=1e6, **{**SMALL, **SMALL_Q})
     trainer = Trainer(made)
     before = {name: learner.optimizer.flat.clone() for name, learner in trainer.learners.items()}
@@ -110,7 +104,7 @@ def test_each_group_learns_with_a_replay_of_its_own():
         assert int(learner.updates) == max(0, int(1.7 * made / 32))
 
 
-def test_agents_explore_as_their_envs_are_told_to():
+def test_agents_explore_with_the_epsilon_of_their_env():
     """At 0 and 1 by env: those of the first half repeat the best choice, the others choose anything."""
     settings = {**SMALL, **SMALL_Q, "num_envs": 400, "buffer_size": 8000}
     trainer = Trainer(make_job("cartpole", algo="dqn", total_steps=1e6, **settings))
@@ -125,12 +119,12 @@ def test_agents_explore_as_their_envs_are_told_to():
 
 
 @pytest.mark.parametrize("options", [{}, dict(prioritized=True, frame_stack=3)])
-def test_memory_is_told_beforehand(options):
+def test_memory_estimate_is_printed_first(options):
     made = make_job("cartpole", algo="dqn", total_steps=1e6, **{**SMALL, **SMALL_Q, "buffer_size": 64_000, **options})
-    told, trainer = estimate(made), Trainer(made)
-    assert told.rollout == pytest.approx(trainer.collector.nbytes / 8, rel=0.02)
-    assert told.replay == pytest.approx(trainer.learners["cart"].replay.nbytes, rel=0.05)
-    assert "of replay" in str(told)
+    costs, trainer = estimate(made), Trainer(made)
+    assert costs.rollout == pytest.approx(trainer.collector.nbytes / 8, rel=0.02)
+    assert costs.replay == pytest.approx(trainer.learners["cart"].replay.nbytes, rel=0.05)
+    assert "of replay" in str(costs)
 
 
 @pytest.mark.parametrize(
@@ -152,14 +146,14 @@ def test_memory_is_told_beforehand(options):
         (["cartpole", "--algo", "dqm"], "did you mean 'dqn'"),
     ],
 )
-def test_what_makes_no_sense_exits_2_with_one_sentence(words, answer, tmp_path, capsys):
+def test_invalid_combinations_exit_2_with_one_sentence(words, answer, tmp_path, capsys):
     assert main(["train", *words, "--run-dir", str(tmp_path / "run")]) == 2
     assert answer in capsys.readouterr().err
 
 
 def test_a_policy_of_another_kind_is_not_loaded(tmp_path):
     shoal.train("cartpole", algo="ppo", total_steps=512, run_dir=tmp_path / "a", **{**SMALL, "num_envs": 16})
-    with pytest.raises(ShoalError, match="made for ppo"):
+    with pytest.raises(ShoalError, match="trained with ppo"):
         make_job("cartpole", algo="dqn", load=f"cart={tmp_path / 'a'}", **SMALL)
     run = shoal.train("cartpole", algo="rainbow", total_steps=512, run_dir=tmp_path / "b", **SMALL, **SMALL_Q)
     made = make_job("cartpole", algo="dqn", load=f"cart={run.path}", **SMALL)
@@ -168,7 +162,7 @@ def test_a_policy_of_another_kind_is_not_loaded(tmp_path):
     again = shoal.train(
         "cartpole", algo="dqn", total_steps=64, load=f"cart={run.path}", run_dir=tmp_path / "c", **settings
     )
-    state, first = state_of(again), load_run(run.path).policies["cart"]
+    state, first = last_state(again.path), load_run(run.path).policies["cart"]
     weight = first.head.linear.weight.detach().flatten()
     assert torch.equal(state["policy.cart.head.linear.weight"].flatten(), weight)
     own = state["learner.cart.target"]  # rows of the vector that are the head's weights: somewhere in a row

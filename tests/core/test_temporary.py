@@ -57,8 +57,8 @@ def start(end, memory):
 @pytest.mark.parametrize("end", ENDS)
 def test_folders_are_removed_at_the_end(places, end):
     process = start(ENDS[end], places[1])
-    told, _ = process.communicate(timeout=60)
-    assert len(told.split()) == 2
+    output, _ = process.communicate(timeout=60)
+    assert len(output.split()) == 2
     assert [list(place.iterdir()) for place in places] == [[], []]
 
 
@@ -93,7 +93,7 @@ def test_folders_of_the_user_are_left_alone(places, tmp_path):
     assert {path.name for path in places[1].iterdir()} == {"shoal-linked", "shoal-file"}
 
 
-def test_a_folder_removed_before_it_is_locked_is_made_again(places, monkeypatch):
+def test_a_folder_removed_before_it_is_locked_is_recreated(places, monkeypatch):
     lock, taken = temporary.fcntl.flock, []
 
     def flock(descriptor, operation):

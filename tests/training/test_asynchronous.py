@@ -15,11 +15,10 @@ from shoal.core.errors import ShoalError
 from shoal.runs.jobs import make_job
 from shoal.runs.run import load_run
 from shoal.training.a3c import SharedTrainer
-from shoal.training.asynchronous import AsyncTrainer, Handover
+from shoal.training.asynchronous import AsyncTrainer, TensorMailbox
 from shoal.training.memory_estimate import estimate
 from shoal.training.trainer import Trainer
-from tests.run.test_q_learning import state_of
-from tests.run.test_runs import assert_same
+from tests.states import assert_equal_states, last_state
 
 SMALL = dict(num_envs=8, rollout_steps=4, eval_episodes=4, quiet=True, device="cpu", log_every=0.0)
 STEPS = 8 * 4
@@ -37,18 +36,18 @@ def test_without_lag_it_is_the_same_as_in_turns(kind, tmp_path):
     settings = {**SMALL, **KINDS[kind], "total_steps": 30 * STEPS}
     turns = shoal.train("cartpole", run_dir=tmp_path / "turns", **{**settings, "asynchronous": False})
     both = shoal.train("cartpole", run_dir=tmp_path / "both", **{**settings, "asynchronous": True, "max_policy_lag": 0})
-    assert_same(state_of(turns), state_of(both))
+    assert_equal_states(last_state(turns.path), last_state(both.path))
 
 
 def test_a_run_without_lag_resumes_bit_for_bit(tmp_path):
     settings = dict(**SMALL, algo="appo", lr_schedule="none", max_policy_lag=0)
     whole = shoal.train("cartpole", total_steps=30 * STEPS, run_dir=tmp_path / "whole", **settings)
     shoal.train("cartpole", total_steps=13 * STEPS, run_dir=tmp_path / "cut", **settings)
-    assert_same(state_of(whole), state_of(shoal.resume(tmp_path / "cut", total_steps=30 * STEPS)))
+    assert_equal_states(last_state(whole.path), last_state(shoal.resume(tmp_path / "cut", total_steps=30 * STEPS).path))
 
 
 class Observed(threading.Condition):
-    """Remembers after which iteration the actor last asked whether it may go on."""
+    """Records the iteration after which the actor last asked to continue."""
 
     asked = -1
 
@@ -80,7 +79,7 @@ def test_without_lag_nothing_waits_at_a_checkpoint_and_resuming_is_exact(kind):
                 while whole._changed.asked < iteration and iteration < 20:
                     assert time.monotonic() < deadline
                     time.sleep(0.001)
-                with whole.still():
+                with whole.paused():
                     assert int(whole.collector.counter) == whole.iteration == iteration
                     assert not whole._finished
                     saved[iteration] = {name: tensor.clone() for name, tensor in whole.state_dict().items()}
@@ -89,8 +88,8 @@ def test_without_lag_nothing_waits_at_a_checkpoint_and_resuming_is_exact(kind):
             resumed.load_state_dict(saved[iteration], iteration)
             while not resumed.done:
                 resumed.iterate()
-            with resumed.still():
-                assert_same(saved[20], resumed.state_dict())
+            with resumed.paused():
+                assert_equal_states(saved[20], resumed.state_dict())
 
 
 def seams(trainer) -> list[int]:
@@ -112,12 +111,12 @@ def lagging(**settings) -> AsyncTrainer:
     return trainer
 
 
-def test_a_resumed_replay_does_not_go_on_where_lost_rollouts_ended():
+def test_a_resumed_replay_is_cut_after_lost_rollouts():
     with closing(lagging(algo="dqn", **Q)) as trainer, closing(lagging(algo="dqn", **Q)) as resumed:
         for _ in range(10):
             trainer.iterate()
         time.sleep(0.2)
-        with trainer.still():
+        with trainer.paused():
             assert int(trainer.collector.counter) > trainer.iteration
             state = {name: tensor.clone() for name, tensor in trainer.state_dict().items()}
         resumed.load_state_dict(state, 10)
@@ -126,24 +125,24 @@ def test_a_resumed_replay_does_not_go_on_where_lost_rollouts_ended():
         assert seams(trainer) == seams(resumed) == []
 
 
-def test_metrics_after_a_resume_are_of_what_came_after_it():
+def test_metrics_after_a_resume_cover_new_episodes_only():
     with closing(lagging(algo="appo")) as trainer, closing(lagging(algo="appo")) as resumed:
         for _ in range(20):
             trainer.iterate()
-        with trainer.still():
+        with trainer.paused():
             state = {name: tensor.clone() for name, tensor in trainer.state_dict().items()}
         resumed.load_state_dict(state, 20)
         episodes, steps = resumed.episode_sums()[:2].tolist()
         assert episodes > 0
         for _ in range(20):
             resumed.iterate()
-        with resumed.still():
+        with resumed.paused():
             later, more = resumed._sums[:2].tolist()
             assert resumed.read_metrics()["rollout/ep_len_mean"] == pytest.approx((more - steps) / (later - episodes))
 
 
 @pytest.mark.parametrize("max_policy_lag", [1, 3])
-def test_lag_is_what_is_allowed_and_told(max_policy_lag):
+def test_lag_is_reported_and_within_its_limit(max_policy_lag):
     """Learning is made slow: the queue fills, and policies are as old as they may be."""
     settings = {**SMALL, "total_steps": 40 * STEPS, "max_policy_lag": max_policy_lag}
     trainer = AsyncTrainer(make_job("cartpole", algo="appo", **settings))
@@ -157,16 +156,16 @@ def test_lag_is_what_is_allowed_and_told(max_policy_lag):
     try:
         for _ in range(12):
             trainer.iterate()
-            told = trainer.learners["cart"].rollout
-            assert int(trainer.learners["cart"].updates) == trainer.iteration == int(told.version)
+            read = trainer.learners["cart"].rollout
+            assert int(trainer.learners["cart"].updates) == trainer.iteration == int(read.version)
         found = trainer.read_metrics()
         assert found["train/lag_max"] == max_policy_lag
         assert 0.5 * max_policy_lag < found["train/lag_mean"] <= max_policy_lag
         assert found["time/actor_waits"] > 0.0
-        with trainer.still():
+        with trainer.paused():
             made = trainer.collector.counter.clone()
-            for name, player in trainer.players.items():
-                assert_same(player.state_dict(), trainer.policies[name].state_dict())
+            for name, player in trainer.acting_policies.items():
+                assert_equal_states(player.state_dict(), trainer.policies[name].state_dict())
             time.sleep(0.1)
             assert torch.equal(made, trainer.collector.counter)
         assert int(made) <= trainer.iteration + max_policy_lag + 1
@@ -232,17 +231,17 @@ def test_players_get_newer_weights_in_the_middle_of_a_rollout(schedule):
         torch.testing.assert_close(made[half_way + 1 :, rows], new[half_way + 1 :, rows])
 
 
-def test_players_know_what_was_loaded_before_anybody_acts(tmp_path):
+def test_acting_policies_have_the_loaded_weights(tmp_path):
     run = shoal.train("cartpole", algo="appo", run_dir=tmp_path / "run", **{**SMALL, "total_steps": 20 * STEPS})
     trainer = AsyncTrainer(run.job)
-    trainer.load_state_dict(state_of(run), 20)
-    with trainer.still():
-        assert_same(trainer.players["cart"].state_dict(), run.policies["cart"].state_dict())
+    trainer.load_state_dict(last_state(run.path), 20)
+    with trainer.paused():
+        assert_equal_states(trainer.acting_policies["cart"].state_dict(), run.policies["cart"].state_dict())
     trainer.close()
 
 
 @pytest.mark.parametrize("max_policy_lag", [0, 3])
-def test_memory_is_told_with_the_rollouts_that_wait(max_policy_lag):
+def test_memory_estimate_includes_queued_rollouts(max_policy_lag):
     settings = {**SMALL, "num_envs": 64, "total_steps": 40 * STEPS}
     plain = make_job("tag-grid", algo="ppo", freeze=("runner",), one_policy=False, **settings)
     both = make_job(
@@ -283,7 +282,7 @@ def test_several_groups_learn_and_frozen_ones_stay(tmp_path):
     settings = {**SMALL, "total_steps": 20 * STEPS, "one_policy": False, "freeze": ("runner",)}
     run = shoal.train("tag-grid", algo="impala", run_dir=tmp_path / "run", **settings)
     fresh = Trainer(make_job("tag-grid", algo="a2c", **settings))
-    state = state_of(run)
+    state = last_state(run.path)
     for name, same in (("runner", True), ("tagger", False)):
         first = fresh.policies[name].head.linear.weight
         assert torch.equal(state[f"policy.{name}.head.linear.weight"], first) == same
@@ -313,9 +312,9 @@ def test_a_fault_of_the_world_ends_the_run(tmp_path):
     assert not [t for t in threading.enumerate() if t.name == "actor"]
 
 
-def test_what_one_thread_hands_over_another_gets():
+def test_a_mailbox_delivers_what_was_put():
     """Whole, and in order, however fast they are."""
-    slot, got = Handover([torch.zeros(1000), torch.zeros(1)], torch.device("cpu")), []
+    slot, got = TensorMailbox([torch.zeros(1000), torch.zeros(1)], torch.device("cpu")), []
 
     def write():
         for i in range(1, 300):
@@ -341,7 +340,7 @@ def test_what_one_thread_hands_over_another_gets():
         (["--algo", "appo", "--learner-device", "cuda:9"], "--learner-device cuda:9"),
     ],
 )
-def test_what_makes_no_sense_exits_2_with_one_sentence(words, answer, tmp_path, capsys):
+def test_invalid_combinations_exit_2_with_one_sentence(words, answer, tmp_path, capsys):
     assert main(["train", "cartpole", *words, "--run-dir", str(tmp_path / "run")]) == 2
     assert answer in capsys.readouterr().err
 
@@ -353,19 +352,19 @@ def test_one_actor_learner_is_a2c(tmp_path):
     settings = dict(**SMALL, total_steps=30 * STEPS, normalize_obs=True)
     plain = shoal.train("cartpole", algo="a2c", run_dir=tmp_path / "plain", **settings)
     alone = shoal.train("cartpole", algo="a3c", actors=1, run_dir=tmp_path / "alone", **settings)
-    assert_same(state_of(plain), state_of(alone))
+    assert_equal_states(last_state(plain.path), last_state(alone.path))
 
 
-def test_actor_learners_have_envs_of_their_own_and_one_set_of_parameters(tmp_path):
+def test_actor_learners_have_separate_envs_and_shared_parameters(tmp_path):
     settings = dict(**SMALL, total_steps=30 * STEPS)
     run = shoal.train("cartpole", algo="a3c", actors=4, run_dir=tmp_path / "run", **settings)
-    state = state_of(run)
+    state = last_state(run.path)
     assert state["world.x"].unique().numel() == 8
     assert int(state["learner.cart.optimizer.steps"]) == 4 * 30
     evaluated = run.evaluate(episodes=6)
     assert evaluated == load_run(run.path, "last").evaluate(episodes=6)
     again = shoal.resume(run.path, total_steps=40 * STEPS)
-    assert int(state_of(again)["learner.cart.optimizer.steps"]) == 4 * 40
+    assert int(last_state(again.path)["learner.cart.optimizer.steps"]) == 4 * 40
     rows = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     assert max(row.get("train/lag_max", 0.0) for row in rows) >= 1
 
@@ -386,12 +385,12 @@ def test_episodes_of_all_actors_count_alike():
         for part, count, each in zip(trainer.parts, (10, 1), (10.0, 500.0), strict=False):
             store = part.world.store
             store.finished[0], store.return_sum[0], store.length_sum[0] = count, count * each, int(count * each)
-        told = trainer.read_metrics()
-    assert told["rollout/ep_rew_mean"] == told["rollout/ep_len_mean"] == pytest.approx(600 / 11)
-    assert told["rollout/episodes"] == 11
+        metrics = trainer.read_metrics()
+    assert metrics["rollout/ep_rew_mean"] == metrics["rollout/ep_len_mean"] == pytest.approx(600 / 11)
+    assert metrics["rollout/episodes"] == 11
 
 
-def test_actor_learners_that_finish_before_they_are_awaited_hold_up_nobody():
+def test_actor_learners_that_finish_early_do_not_block():
     """The last rollouts may be done between two looks at whether all is done."""
     with closing(shared_trainer(total_steps=4 * SMALL["num_envs"] * SMALL["rollout_steps"])) as trainer:
         trainer.iterate()
@@ -412,7 +411,7 @@ def test_actor_learners_stand_still_at_once():
         more = []
         for _ in range(21):
             before = trainer._begun
-            with trainer.still():
+            with trainer.paused():
                 begun = trainer._begun
                 more.append(begun - before)
                 time.sleep(0.002)
@@ -426,7 +425,7 @@ def test_actor_learners_scale_rewards_alike_and_never_draw_noise_twice():
     with closing(shared_trainer(**settings)) as trainer, closing(shared_trainer(**settings)) as resumed:
         for _ in range(20):
             trainer.iterate()
-        with trainer.still():
+        with trainer.paused():
             moments = [part.learners["cart"].reward_moments for part in trainer.parts]
             assert len({float(each.count) for each in moments}) == 1
             assert float(moments[0].count) == trainer._done * STEPS / 4
@@ -438,7 +437,7 @@ def test_actor_learners_scale_rewards_alike_and_never_draw_noise_twice():
 def test_of_actor_learners_the_one_with_the_bad_env_is_blamed():
     with closing(shared_trainer()) as trainer:
         trainer.iterate()
-        with trainer.still():
+        with trainer.paused():
             guilty, collect = trainer.parts[3], trainer.parts[3].collector.collect
 
             def spoilt():
@@ -448,7 +447,7 @@ def test_of_actor_learners_the_one_with_the_bad_env_is_blamed():
             guilty._collect.function = spoilt
         for _ in range(8):
             trainer.iterate()
-        with trainer.still(), pytest.raises(ShoalError, match="Env 6, agent 0 of cartpole gave a reward"):
+        with trainer.paused(), pytest.raises(ShoalError, match="Env 6, agent 0 of cartpole gave a non-finite reward"):
             trainer.check_finite()
 
 
