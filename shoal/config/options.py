@@ -221,7 +221,7 @@ class BenchRenderOptions:
     size: str = "64x64"
     """Pixels of a view."""
     outputs: tuple[str, ...] = ("depth",)
-    """Renderer outputs."""
+    """Renderer outputs, such as depth rgb; a wrong name lists all."""
     movers: NonNegative = 0
     """Moving objects per env."""
     seconds: Seconds = 1.0

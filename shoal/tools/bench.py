@@ -1,6 +1,5 @@
 """Benchmarks: stepping alone, rollouts alone, and end to end, over a range of env counts."""
 
-import argparse
 import json
 import time
 from collections.abc import Callable
@@ -11,9 +10,9 @@ from typing import Any, no_type_check
 import torch
 import warp as wp
 
-from shoal.config.counts import parse_count
 from shoal.config.job import Job
-from shoal.core.errors import make_folder, require, writing
+from shoal.config.options import BenchOptions, parse_known_options
+from shoal.core.errors import make_folder, writing
 from shoal.core.graph import WARM_UP_CALLS, Graphed
 from shoal.core.kernels import Broadcast
 from shoal.core.launch import Plan, bind, cpu_threads
@@ -252,22 +251,12 @@ def save(rows: list[dict[str, Any]], path: Path) -> None:
 
 def bench_command(world: str, flags: list[str]) -> int:
     """`shoal bench WORLD`: print stepping, rollouts and training over env counts, as a table and as JSON lines."""
-    parser = argparse.ArgumentParser(
-        prog=f"shoal bench {world}",
-        description="Measure env steps per second. Other flags are those of `shoal train`.",
-    )
-    parser.add_argument(
-        "--envs", nargs="+", type=parse_count, help="env counts (default: 256 to 4096, on a GPU 1024 to 65536)"
-    )
-    parser.add_argument("--seconds", type=float, default=2.0, help="seconds per measurement (default: 2)")
-    parser.add_argument("--out", type=Path, help="write JSON lines to this file, and a plot beside it")
-    options, rest = parser.parse_known_args(flags)
-    require("seconds", options.seconds, options.seconds > 0, "above 0")
+    options, rest = parse_known_options(BenchOptions, f"bench {world}", flags)
     if options.out:
         make_folder(options.out.parent)
     job = parse_job(world, rest, "shoal bench")
     gpu = job.hardware.device.startswith("cuda")
-    counts = options.envs or ([1024, 4096, 16_384, 65_536] if gpu else [256, 1024, 4096])
+    counts = list(options.envs) or ([1024, 4096, 16_384, 65_536] if gpu else [256, 1024, 4096])
     jobs = [job.change(num_envs=count) for count in counts]
     for sized in jobs:
         sized.check_samples()

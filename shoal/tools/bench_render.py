@@ -1,22 +1,20 @@
 """Benchmarks of the renderer: images per second, and step times while scenes are swapped."""
 
-import argparse
 import math
 import time
 from collections.abc import Sequence
 from itertools import cycle, islice
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from shoal.config.counts import parse_count
+from shoal.config.options import BenchRenderOptions
 from shoal.core.errors import ShoalError
 from shoal.core.graph import Graphed
 from shoal.core.machine import pick_device
 from shoal.render.kernel import DEFAULT_TYPES
 from shoal.render.movers import Movers
-from shoal.render.renderer import KINDS, Renderer, check_settings, heading
+from shoal.render.renderer import Renderer, check_settings, heading
 from shoal.render.sheet import parse_size
 from shoal.render.viewpoints import find_viewpoints
 from shoal.runs.progress import si
@@ -155,32 +153,14 @@ def bench_pool(
         pool.close()
 
 
-def bench_render_command(words: list[str]) -> int:
+def bench_render_command(options: BenchRenderOptions) -> int:
     """`shoal bench render`: images per second over a range of view counts."""
-    parser = argparse.ArgumentParser(prog="shoal bench render", description="Measure images per second.")
-    parser.add_argument(
-        "--scene", nargs="+", default=["house:7@2"], help="scenes; view i is in scene i modulo their number"
-    )
-    parser.add_argument(
-        "--views", nargs="+", type=parse_count, help="view counts (default: 16 to 256, on a GPU 256 to 16384)"
-    )
-    parser.add_argument("--size", default="64x64", help="pixels of a view (default: 64x64)")
-    parser.add_argument("--outputs", nargs="+", default=["depth"], help=f"of {', '.join(KINDS)} (default: depth)")
-    parser.add_argument("--movers", type=int, default=0, help="movers per env (default: 0)")
-    parser.add_argument("--seconds", type=float, default=1.0, help="seconds per measurement (default: 1)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
-    parser.add_argument("--out", type=Path, help="write JSON lines to this file")
-    options = parser.parse_args(words)
-    if options.movers < 0:
-        raise ShoalError(f"--movers must be 0 or more, not {options.movers}.")
     device, size = pick_device(options.device), parse_size(options.size)
-    counts = options.views or ([256, 1024, 4096, 16_384] if device.startswith("cuda") else [16, 64, 256])
+    counts = list(options.views) or ([256, 1024, 4096, 16_384] if device.startswith("cuda") else [16, 64, 256])
     sources = expand(options.scene)
     if len(sources) > MAX_SCENES:
         raise ShoalError(f"--scene names {len(sources):,} scenes; name at most {MAX_SCENES}, such as house:0-15.")
     if not 0 < options.seconds < 3600:
-        raise ShoalError(f"--seconds must be more than 0 and less than an hour, not {options.seconds}.")
-    check_settings(1, size, {name: DEFAULT_TYPES.get(name) for name in options.outputs}, 90.0, MAX_DEPTH, None)
     packed = [prepare(source, device=device) for source in sources]
     names = ", ".join(f"{p.name} ({p.triangles:,} triangles)" for p in islice(packed, 4))
     more = f" and {len(packed) - 4} more" if len(packed) > 4 else ""

@@ -14,7 +14,7 @@ import torch
 import tyro
 import warp as wp
 
-from shoal.config.counts import Count
+from shoal.config.options import CheckOptions
 from shoal.core.errors import ShoalError
 from shoal.core.kernel_world import KernelWorld
 from shoal.core.launch import init_warp
@@ -37,42 +37,18 @@ from shoal.tools.check_rules import (
 )
 
 
-@dataclass(frozen=True)
-class CheckConfig:
-    """Length and device of a check."""
-
-    steps: Count = 200
-    """Number of steps, with random actions."""
-    envs: Count = 64
-    """Number of envs of the base world."""
-    seed: int = 1
-    """Seed of the world and of the actions."""
-    device: str = "auto"
-    """auto, cpu, cuda or cuda:N; on a GPU the world is also compared with the CPU."""
-    debug: bool = True
-    """Find indices out of range in Warp's debug mode; takes some seconds."""
-
-    def __post_init__(self):
-        if self.steps < 1:
-            raise ShoalError(f"--steps must be at least 1, got {self.steps}.")
-        if self.envs < 2:
-            raise ShoalError(f"--envs must be at least 2, since batches of two sizes are compared; got {self.envs}.")
-        if not 0 <= self.seed < 2**31 - 1:
-            raise ShoalError(f"--seed must be between 0 and 2147483646, got {self.seed}.")
-
-
 def check_world(world: str | type[KernelWorld], config: Any = None, **options: Any) -> list[Finding]:
     """Check a world and return all findings.
 
     Args:
         world: A class, a bundled name or `my_world.py:Chase`.
         config: The world's config; None: its defaults.
-        options: Fields of CheckConfig.
+        options: Fields of CheckOptions.
     """
-    return list(findings(world, config, CheckConfig(**options)))
+    return list(findings(world, config, CheckOptions(**options)))
 
 
-def findings(world: str | type[KernelWorld], config: Any, options: CheckConfig) -> Iterator[Finding]:
+def findings(world: str | type[KernelWorld], config: Any, options: CheckOptions) -> Iterator[Finding]:
     """Check a world and yield the findings as they come."""
     cls = _class_of(world)
     device = pick_device(options.device)
@@ -132,7 +108,7 @@ class Replica:
 class WorldChecker:
     """Steps a base world and its replicas, and records differences and violated rules."""
 
-    def __init__(self, base: KernelWorld, config: Any, options: CheckConfig):
+    def __init__(self, base: KernelWorld, config: Any, options: CheckOptions):
         self.base, self.config, self.options = base, config, options
         self.replicas, self.device_note = self._replicas()
         self.fresh = self._build_world(options.envs)
@@ -404,7 +380,7 @@ def check_command(world: str, flags: list[str]) -> int:
     cls = _class_of(world)
     defaults = make_job(world).world_config
     parts = [
-        ("check", tyro.conf.OmitArgPrefixes[CheckConfig], field(default=CheckConfig())),
+        ("check", tyro.conf.OmitArgPrefixes[CheckOptions], field(default=CheckOptions())),
         ("world", cls.Config, field(default=defaults)),
     ]
     options = tyro.cli(

@@ -9,9 +9,10 @@ import warp as wp
 
 from shoal import core
 from shoal.cli import main
+from shoal.config.options import CheckOptions
 from shoal.core import Box, Discrete, Field, Group, KernelWorld
 from shoal.core.errors import ShoalError
-from shoal.tools.check import CheckConfig, Replica, WorldChecker, check_world
+from shoal.tools.check import Replica, WorldChecker, check_world
 from shoal.tools.check_debug import check_indices
 
 ROOT = Path(__file__).parents[2]
@@ -227,7 +228,7 @@ def test_notes():
 def test_devices_may_differ_by_rounding_only(push, said):
     """A second world with slightly other numbers takes the place of another device."""
     base, config = Pair(16), Pair.Config()
-    checker = WorldChecker(base, config, CheckConfig(steps=14, envs=16, device="cpu"))
+    checker = WorldChecker(base, config, CheckOptions(steps=14, envs=16, device="cpu"))
     other = Pair(16, "cpu", replace(config, push=push))
     checker.replicas = [
         Replica("devices", "equal", "on the CPU", "more than rounding", other, torch.arange(16), allow_rounding=True)
