@@ -160,7 +160,7 @@ def bench_render_command(options: BenchRenderOptions) -> int:
     sources = expand(options.scene)
     if len(sources) > MAX_SCENES:
         raise ShoalError(f"--scene names {len(sources):,} scenes; name at most {MAX_SCENES}, such as house:0-15.")
-    if not 0 < options.seconds < 3600:
+    check_settings(1, size, {name: DEFAULT_TYPES.get(name) for name in options.outputs}, 90.0, MAX_DEPTH, None)
     packed = [prepare(source, device=device) for source in sources]
     names = ", ".join(f"{p.name} ({p.triangles:,} triangles)" for p in islice(packed, 4))
     more = f" and {len(packed) - 4} more" if len(packed) > 4 else ""

@@ -119,7 +119,7 @@ def test_other_shapes_are_all_listed_and_nothing_is_loaded(tmp_path):
     run = shoal.train("cartpole", total_steps=256, run_dir=tmp_path / "run", **SMALL)
     config = run.path / "config.json"
     facts = json.loads(config.read_text())
-    facts["train"]["hidden"] = [32, 64]
+    facts["policy"]["hidden"] = [32, 64]
     config.write_text(json.dumps(facts))
     with pytest.raises(ShoalError) as error:
         load_run(run.path, device="cpu")

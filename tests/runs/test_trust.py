@@ -14,6 +14,7 @@ import pytest
 
 import shoal
 from shoal.config.counts import AUTO
+from shoal.config.schema import SECTION_OF
 from shoal.core.errors import ShoalError
 from shoal.core.registry import HOST_KINDS, WORLDS
 from shoal.core.user_files import load_object
@@ -87,10 +88,13 @@ def _forget(file: Path) -> None:
 
 
 def change(path: Path, **parts) -> None:
-    """Other values in a config.json: world=…, or train=dict(encoder=…)."""
+    """Other values in a config.json: world=…, world_config=dict(…), or settings such as encoder=…."""
     config = json.loads((path / "config.json").read_text())
     for name, value in parts.items():
-        config[name] = {**config[name], **value} if isinstance(value, dict) else value
+        if name in SECTION_OF:
+            config[SECTION_OF[name]][name] = value
+        else:
+            config[name] = {**config[name], **value} if isinstance(value, dict) else value
     (path / "config.json").write_text(json.dumps(config))
 
 
@@ -112,9 +116,9 @@ EVIL = {
     "an env's module inside a package": dict(world="gym:evil_package.inner:X-v0"),
     "a PettingZoo module": dict(world="zoo:evil"),
     "a module above PettingZoo": dict(world="zoo:..evil"),
-    "a network": dict(train=dict(encoder="evil.py:Net")),
-    "a network of a module": dict(train=dict(encoder="evil:Net")),
-    "a network of one group": dict(train=dict(per_group=["cart.encoder=evil.py:Net"])),
+    "a network": dict(encoder="evil.py:Net"),
+    "a network of a module": dict(encoder="evil:Net"),
+    "a network of one group": dict(per_group=["cart.encoder=evil.py:Net"]),
 }
 
 
@@ -170,7 +174,7 @@ def test_a_run_of_another_user_needs_trust_and_says_what_would_run(own, tmp_path
         dict(code=[]),
         dict(code="all"),
         dict(code=[{"reference": 3}]),
-        dict(train=dict(per_group=["agent.encoder=other.py:Net"])),
+        dict(per_group=["agent.encoder=other.py:Net"]),
     ],
     ids=str,
 )
@@ -284,7 +288,7 @@ def test_a_config_that_is_none_is_refused_in_one_sentence(tmp_path, text):
 
 
 @pytest.mark.parametrize(
-    "train",
+    "settings",
     [
         dict(hidden=[10**30]),
         dict(hidden=[10**7, 10**7]),
@@ -300,15 +304,15 @@ def test_a_config_that_is_none_is_refused_in_one_sentence(tmp_path, text):
     ],
     ids=lambda value: textwrap.shorten(str(value), 40),
 )
-def test_sizes_that_cannot_be_are_refused(plain, tmp_path, train):
+def test_sizes_that_cannot_be_are_refused(plain, tmp_path, settings):
     shutil.copytree(plain, tmp_path / "run", symlinks=True)
-    change(tmp_path / "run", train=train)
-    with pytest.raises(ShoalError, match=next(iter(train)).replace("_", "[-_]")):
+    change(tmp_path / "run", **settings)
+    with pytest.raises(ShoalError, match=next(iter(settings)).replace("_", "[-_]")):
         load_job(tmp_path / "run")
 
 
 @pytest.mark.parametrize(
-    ("train", "says"),
+    ("settings", "says"),
     [
         (dict(device="meta"), "There is no device 'meta'"),
         (dict(device="hpu"), "There is no device 'hpu'"),
@@ -324,9 +328,9 @@ def test_sizes_that_cannot_be_are_refused(plain, tmp_path, train):
     ],
     ids=str,
 )
-def test_resume_checks_settings_as_train_does(plain, tmp_path, train, says):
+def test_resume_checks_settings_as_train_does(plain, tmp_path, settings, says):
     shutil.copytree(plain, tmp_path / "run", symlinks=True)
-    change(tmp_path / "run", train=train)
+    change(tmp_path / "run", **settings)
     before = (tmp_path / "run/config.json").read_text()
     with pytest.raises(ShoalError, match=says):
         shoal.resume(tmp_path / "run", total_steps=128)
@@ -335,7 +339,7 @@ def test_resume_checks_settings_as_train_does(plain, tmp_path, train, says):
 
 def test_resume_resolves_auto(plain, tmp_path):
     shutil.copytree(plain, tmp_path / "run", symlinks=True)
-    change(tmp_path / "run", train=dict(device="auto", precision="auto", compile="auto"))
+    change(tmp_path / "run", device="auto", precision="auto", compile="auto")
     shoal.resume(tmp_path / "run", total_steps=128)
-    train = json.loads((tmp_path / "run/config.json").read_text())["train"]
-    assert "auto" not in (train["device"], train["precision"], train["compile"])
+    hardware = json.loads((tmp_path / "run/config.json").read_text())["hardware"]
+    assert "auto" not in (hardware["device"], hardware["precision"], hardware["compile"])

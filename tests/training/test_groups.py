@@ -239,7 +239,7 @@ def test_the_most_envs_that_fit(monkeypatch):
         num_envs="auto", num_minibatches=3, algo="ppo", total_steps=1e12, rollout_steps=32
     ).run.steps_per_iteration
     for total_steps in (10, 20_000, 100_000, full - 1, full, full + 1, 3 * full + 5, 1e12):
-        few = job(num_envs="auto", num_minibatches=3, algo="ppo", total_steps=total_steps, rollout_steps=32).train
+        few = job(num_envs="auto", num_minibatches=3, algo="ppo", total_steps=total_steps, rollout_steps=32).run
         assert few.num_envs % 3 == 0
         assert few.steps_per_iteration <= full
         assert few.iterations == -(-total_steps // full)  # no more than with all envs that fit

@@ -537,7 +537,7 @@ def test_a_run_resumes_with_another_number_of_processes(tmp_path):
     alone = shoal.resume(tmp_path / "copy", total_steps=8 * STEPS)
     both = shoal.resume(tmp_path / "cut", total_steps=8 * STEPS, processes=2)
     assert_close(last(alone.path), last(both.path))
-    assert json.loads((both.path / "config.json").read_text())["train"]["processes"] == 2
+    assert json.loads((both.path / "config.json").read_text())["hardware"]["processes"] == 2
     with pytest.raises(ShoalError, match="give a larger --total-steps"):
         shoal.resume(tmp_path / "cut")
     again = shoal.resume(tmp_path / "cut", total_steps=10 * STEPS, processes=1)
