@@ -310,7 +310,7 @@ def _scene_episodes(words: list[str]) -> int:
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
     options = parser.parse_args(words)
     from shoal.core.machine import pick_device
-    from shoal.nav.episodes import make_episodes
+    from shoal.nav.episode_sampling import make_episodes
 
     lines = make_episodes(
         options.scenes,
