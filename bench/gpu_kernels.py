@@ -38,11 +38,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "tag-continuous": {"6-agents": dict(taggers=2, runners=4)},
     "pointnav": {
         "blind": dict(image="none"),
-        "3-agents": dict(agents=3),
-        "40-agents": dict(agents=40),
+        "3-agents": dict(num_agents=3),
+        "40-agents": dict(num_agents=40),
     },
-    "explore": {"3-agents": dict(agents=3)},
-    "flee": {"3-agents": dict(agents=3)},
+    "explore": {"3-agents": dict(num_agents=3)},
+    "flee": {"3-agents": dict(num_agents=3)},
 }
 """World -> name -> settings, besides the default ones."""
 

@@ -1,9 +1,9 @@
-"""Navigation end to end: frames per second and where the microseconds go; Lamb against Adam at large batches.
+"""Navigation end to end: frames per second and microseconds per phase; Lamb against Adam at large batches.
 
 python bench/nav.py                          rows of the table, one JSON line each
 python bench/nav.py depth_1024 rgb_1024      some of them
 python bench/nav.py --compare --frames 16e6  Lamb and Adam at 1,024 and 8,192 envs, equal frames
-python bench/nav.py --compare --frames 16e6 --envs 8192 --num-minibatches 32   with as many updates as 1,024 envs have
+python bench/nav.py --compare --frames 16e6 --envs 8192 --num-minibatches 32   with as many updates as with 1,024 envs
 python bench/nav.py --out bench/results/nav_h200.jsonl
 """
 
@@ -26,13 +26,13 @@ from shoal.tools.bench import machine, measure, save
 from shoal.training.trainer import Trainer
 
 PAPER = dict(epochs=1, num_minibatches=2, optimizer="lamb", lr=5e-4, lr_scale="sqrt", normalize_advantage=False)
-"""How the paper on large batch simulation learns: every frame once."""
+"""Settings of the paper on large batch simulation: one epoch."""
 OURS: dict = {}
-"""Shoal's own settings, which learn from every frame twice."""
-SCENES = dict(resident=16, swap=8)
+"""Shoal's settings: two epochs."""
+SCENES = dict(scenes_in_memory=16, scene_swap_interval=8)
 
 ROWS = {
-    # name: envs, settings of the learner, of the world, goal in frames per second
+    # name: envs, settings of the algorithm, of the world, goal in frames per second
     "depth_1024": (1024, PAPER, dict(image="depth", **SCENES), 150e3),
     "depth_2048": (2048, PAPER, dict(image="depth", **SCENES), None),
     "depth_4096": (4096, PAPER, dict(image="depth", **SCENES), None),
@@ -45,9 +45,9 @@ COMPARED = {
     "lamb": dict(optimizer="lamb", lr=5e-4, lr_scale="sqrt", lr_batch=256),
     "adam": dict(optimizer="adam", lr=6e-4, lr_scale="sqrt", lr_batch=8192),
 }
-"""Rates for mini-batches of `lr_batch` samples, whence they grow: the paper's for Lamb, Shoal's own for Adam. Both
-learn in two epochs of four mini-batches, as Shoal does, not one of two as in the paper: of 10 million frames, Lamb with
-1,024 envs had learned to reach one goal in fifty from one epoch of four."""
+"""Learning rates for mini-batches of `lr_batch` samples, scaled from there: the paper's for Lamb, Shoal's for Adam.
+Both use two epochs of four mini-batches, not the paper's one of two: with one epoch of four, Lamb with 1,024 envs
+reached one goal in fifty after 10 million frames."""
 CURVE = ("rollout/success", "rollout/spl", "rollout/soft_spl", "rollout/ep_rew_mean")
 
 
@@ -69,7 +69,7 @@ def measure_row(name: str, device: str, warm: float, seconds: float) -> dict:
     trainer = Trainer(job)
     trainer.iterate()
     began = time.perf_counter()
-    while time.perf_counter() - began < warm:  # a policy that walks, not one that stops at every fourth step
+    while time.perf_counter() - began < warm:  # until the policy walks, instead of stopping at every fourth step
         trainer.iterate()
         torch.cuda.synchronize()
     trained = trainer.steps
@@ -87,7 +87,7 @@ def measure_row(name: str, device: str, warm: float, seconds: float) -> dict:
         blind_world.reset(1)
         simulate = stepping(blind_world, actions, seconds / 2) / envs
         blind_world.close()
-    memory = world._site.pool.memory
+    memory = world.nav_scenes.pool.memory
     triangles = [scene.triangles for row in range(memory.rows) if (scene := memory.scene(row))]
     row = dict(
         figure=name,
@@ -104,7 +104,7 @@ def measure_row(name: str, device: str, warm: float, seconds: float) -> dict:
         frames_trained=trained,
         scenes=len(triangles),
         triangles_mean=round(mean(triangles)),
-        scenes_loaded=world._site.pool.loaded,
+        scenes_loaded=world.nav_scenes.pool.loaded,
         start_up_seconds=round(began - start, 1),
         gigabytes=round(torch.cuda.max_memory_allocated() / 1e9, 1),
         **machine(world.device),
@@ -123,7 +123,7 @@ def compared(device: str, frames: float, envs: list[int], num_minibatches: int) 
 
 
 def learn_row(name: str, job: Job, points: int = 20) -> dict:
-    """One training; what it reports over its frames."""
+    """Metrics of one training over its frames."""
     trainer = Trainer(job)
     curve, every = [], max(1, job.run.iterations // points)
     start = time.perf_counter()

@@ -1,6 +1,6 @@
-"""The renderer's figures: goals, curves over triangles, views and resolution, swapping scenes, and CPU threads.
+"""Speed of the renderer: goals, curves over triangles, views and resolution, scene swaps, and CPU threads.
 
-python bench/render.py                       what fits this device, one JSON line each, and a table
+python bench/render.py                       all figures for this device: JSON lines and a table
 python bench/render.py --only goals          goals | curves | pool | threads
 python bench/render.py --out bench/results/render_h200.jsonl
 """
@@ -27,7 +27,7 @@ BIG = "house:7@2"
 SIXTEEN = "house:100-115"
 
 GOALS = {
-    # name: scenes, views, size, outputs, moving things, goal in images per second
+    # name: scenes, views, size, outputs, moving objects, goal in images per second
     "depth": (BIG, 4096, 64, ["depth"], 0, 750e3),
     "rgb and depth": (BIG, 4096, 64, ["depth", "rgb"], 0, 450e3),
     "16 scenes": (SIXTEEN, 4096, 64, ["depth"], 0, 400e3),
@@ -39,11 +39,11 @@ GOALS = {
 VIEWS = [64, 256, 1024, 4096, 16_384]
 SIZES = [32, 64, 128, 256]
 TRIANGLES = [("house:7@0", 0), ("house:7@0.25", 0), ("house:7", 0), (BIG, 0), (BIG, 1), (BIG, 2)]
-"""A house and how often each of its triangles is cut in four."""
+"""A house, and how often its triangles are split in four."""
 
 
-def cut_in_four(scene: Scene) -> Scene:
-    """The same surfaces in four times as many triangles."""
+def split_in_four(scene: Scene) -> Scene:
+    """The same surfaces with four times as many triangles."""
     corners = scene.corners
     middle = (corners + np.roll(corners, -1, 1)) / 2
     uv_middle = (scene.uv + np.roll(scene.uv, -1, 1)) / 2
@@ -84,7 +84,7 @@ def curves(device, seconds):
         if cuts:
             scene = open_scene(source)
             for _ in range(cuts):
-                scene = cut_in_four(scene)
+                scene = split_in_four(scene)
             packed = pack_scene(scene, device)
         else:
             packed = prepare(source, device=device)
@@ -98,7 +98,7 @@ def pool(device, seconds):
 
 
 def threads(device, seconds):
-    """Images per second on one core and on all of them, in processes of their own, in turn."""
+    """Images per second on one core and on all cores, alternating, each in a new process."""
     cores = sorted(os.sched_getaffinity(0))
     for _ in range(2):
         for use in (cores[:1], cores):

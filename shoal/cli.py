@@ -281,7 +281,7 @@ def _scene_episodes(words: list[str]) -> int:
 
     options = parse_options(SceneEpisodesOptions, "scene episodes", words)
     from shoal.core.machine import pick_device
-    from shoal.nav.episodes import make_episodes
+    from shoal.nav.episode_sampling import make_episodes
 
     lines = make_episodes(
         list(options.scenes),

@@ -65,8 +65,8 @@ def test_block_sizes_are_those_of_the_launches(units):
     from shoal.render.kernel import BLOCK
 
     blocks = {kernel: unit.block for unit in units.values() for _, kernel in unit.kernels}
-    assert blocks["geodesic/march"] == THREADS
-    assert blocks["geodesic/keep"] == blocks["ground/find_floors"] == blocks["queries/ask_walk"] == 128
+    assert blocks["geodesic/solve_fields"] == THREADS
+    assert blocks["geodesic/quantize_fields"] == blocks["ground/find_floors"] == blocks["queries/query_walk"] == 128
     assert blocks["render/depth"] == BLOCK
     assert blocks["worlds/tag-grid/1000-agents/step.1"] == 128
     assert blocks["worlds/tag-grid/40-agents/step.1"] == 64

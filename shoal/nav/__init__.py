@@ -1,1 +1,1 @@
-"""Navigation: walkable ground, geodesic distance, episodes, and the task PointNav."""
+"""Navigation: walkable ground, geodesic distance, episodes, and the tasks PointNav, Flee and Explore."""

@@ -1,54 +1,58 @@
 """Explore: see as much of a house as possible by walking through it."""
 
 from dataclasses import dataclass
+from typing import Any, no_type_check
 
 import warp as wp
 
 from shoal.core.stages import agents_mean
 from shoal.core.store import Field
-from shoal.nav.stages import draw_start, enter_scene, keep_start, move, show_previous
-from shoal.nav.world import NavConfig, NavWorld
+from shoal.nav.config import NavConfig
+from shoal.nav.stages import enter_scene, move, observe_previous_action, sample_start, store_start
+from shoal.nav.world import NavWorld
 
-REACH = wp.constant(32)
-"""Cells on each side of the start that are told apart."""
+HALF_GRID = wp.constant(32)
+"""Cells on each side of the start; cells beyond count as the outermost one."""
 
-STOREY = wp.constant(2.0)
-"""Meters of height from which on cells above one another are told apart."""
+LEVEL_HEIGHT = wp.constant(2.0)
+"""Height of a level of the grid, in meters."""
 
 LEVELS = 4
 
-WORDS = (2 * REACH) ** 2 * LEVELS // 32
-"""Numbers that hold a bit for each cell."""
+WORDS = (2 * HALF_GRID) ** 2 * LEVELS // 32
+"""Length of a bit mask over all cells, in 32-bit words."""
 
 
 @dataclass(frozen=True)
 class ExploreConfig(NavConfig):
     """Settings of Explore."""
 
-    square: float = 1.0
-    """Meters of a cell a side."""
-    prize: float = 0.25
-    """Reward for a cell that was not entered before."""
+    coverage_grid_size: float = 1.0
+    """Side of a cell of the coverage grid, in meters."""
+    coverage_reward: float = 0.25
+    """Reward for entering a new cell."""
 
 
 @wp.func
-def cell_bit(place: wp.vec3, start: wp.vec3, start_yaw: float, square: float) -> int:
-    """The number of the cell of a place, in a grid that lies as the agent stood when it began, in its middle."""
-    away = place - start
+@no_type_check
+def cell_index(point: wp.vec3, start: wp.vec3, start_yaw: float, size: float) -> int:
+    """Index of the cell that contains a point. The grid is centered on the start and aligned with the start yaw."""
+    away = point - start
     ahead = wp.cos(start_yaw) * away[0] + wp.sin(start_yaw) * away[1]
     left = wp.cos(start_yaw) * away[1] - wp.sin(start_yaw) * away[0]
-    x = wp.clamp(int(wp.floor(ahead / square + 0.5)) + REACH, 0, 2 * REACH - 1)
-    y = wp.clamp(int(wp.floor(left / square + 0.5)) + REACH, 0, 2 * REACH - 1)
-    level = wp.clamp(int(wp.floor(away[2] / STOREY + 0.5)) + LEVELS // 2, 0, LEVELS - 1)
-    return (level * 2 * REACH + y) * 2 * REACH + x
+    x = wp.clamp(int(wp.floor(ahead / size + 0.5)) + HALF_GRID, 0, 2 * HALF_GRID - 1)
+    y = wp.clamp(int(wp.floor(left / size + 0.5)) + HALF_GRID, 0, 2 * HALF_GRID - 1)
+    level = wp.clamp(int(wp.floor(away[2] / LEVEL_HEIGHT + 0.5)) + LEVELS // 2, 0, LEVELS - 1)
+    return (level * 2 * HALF_GRID + y) * 2 * HALF_GRID + x
 
 
 @wp.func
-def enter_cells(
+@no_type_check
+def visit_cells(
     env: int,
     agent: int,
-    square: float,
-    prize: float,
+    coverage_grid_size: float,
+    coverage_reward: float,
     place: wp.array2d(dtype=wp.vec3),
     start: wp.array2d(dtype=wp.vec3),
     start_yaw: wp.array2d(dtype=float),
@@ -56,64 +60,67 @@ def enter_cells(
     cells: wp.array2d(dtype=float),
     reward: wp.array2d(dtype=float),
 ):
-    """Reward for each new cell."""
-    bit = cell_bit(place[env, agent], start[env, agent], start_yaw[env, agent], square)
+    """Reward: `coverage_reward` for entering a new cell."""
+    bit = cell_index(place[env, agent], start[env, agent], start_yaw[env, agent], coverage_grid_size)
     mask = 1 << (bit % 32)
     word = visited[env, agent, bit // 32]
     if (word & mask) == 0:
         visited[env, agent, bit // 32] = word | mask
         cells[env, agent] = cells[env, agent] + 1.0
-        reward[env, agent] = prize
+        reward[env, agent] = coverage_reward
 
 
 @wp.func
+@no_type_check
 def count_cells(env: int, cells: wp.array2d(dtype=float), explored: wp.array(dtype=float)):
-    """The mean over the agents."""
+    """Average the number of visited cells over the agents."""
     explored[env] = agents_mean(env, cells)
 
 
 @wp.func
-def forget_cells(
+@no_type_check
+def reset_cells(
     env: int,
     agent: int,
-    square: float,
+    coverage_grid_size: float,
     place: wp.array2d(dtype=wp.vec3),
     start: wp.array2d(dtype=wp.vec3),
     start_yaw: wp.array2d(dtype=float),
     visited: wp.array3d(dtype=int),
     cells: wp.array2d(dtype=float),
 ):
-    """Only the cell of the start is known."""
+    """Mark only the start cell as visited."""
     for i in range(WORDS):
         visited[env, agent, i] = 0
-    bit = cell_bit(place[env, agent], start[env, agent], start_yaw[env, agent], square)
+    bit = cell_index(place[env, agent], start[env, agent], start_yaw[env, agent], coverage_grid_size)
     visited[env, agent, bit // 32] = 1 << (bit % 32)
     cells[env, agent] = 1.0
 
 
 class Explore(NavWorld):
-    """Walk through as many places of a house as possible.
+    """Enter as many cells of a grid over a house as possible.
 
     | | |
     |---|---|
-    | observation | depth (or RGB, or both); the last action |
+    | observation | depth (or RGB, or both); the previous action |
     | action | forward 0.25 m, turn left 10 degrees, turn right 10 degrees |
-    | reward | 0.25 for each cell of 1 m x 1 m that is entered for the first time |
+    | reward | 0.25 for each cell of 1 m x 1 m entered for the first time |
     | end | truncated after 500 steps |
     """
 
     Config = ExploreConfig
-    stops = False
-    goals_shown = False
+    config: ExploreConfig
+    has_stop = False
+    has_goal = False
     reports = ("explored", "path_length", "collisions")
-    step = [move, enter_cells, count_cells]
-    reset = [enter_scene, draw_start, keep_start, forget_cells]
-    observe = [show_previous]
+    step: Any = [move, visit_cells, count_cells]
+    reset: Any = [enter_scene, sample_start, store_start, reset_cells]
+    observe: Any = [observe_previous_action]
 
     @staticmethod
     def state(config: ExploreConfig) -> dict[str, Field]:
         return NavWorld.state(config) | dict(
-            visited=Field(int, (config.agents, WORDS), doc="a bit for each cell"),
-            cells=Field(float, (config.agents,), doc="visited so far"),
-            explored=Field(float, doc="cells visited, mean over the agents"),
+            visited=Field(int, (config.num_agents, WORDS), doc="bit mask over the cells"),
+            cells=Field(float, (config.num_agents,), doc="number of visited cells"),
+            explored=Field(float, doc="visited cells, mean over the agents"),
         )

@@ -1,17 +1,20 @@
 """Flee: get as far from the start as possible, along the floor."""
 
+from typing import Any, no_type_check
+
 import warp as wp
 
 from shoal.core.stages import agents_mean
 from shoal.core.store import Field
 from shoal.nav.geodesic import distance_or
-from shoal.nav.stages import draw_start, enter_scene, keep_start, move, show_previous
+from shoal.nav.stages import enter_scene, move, observe_previous_action, sample_start, store_start
 from shoal.nav.walk import Ground
 from shoal.nav.world import NavWorld
 
 
 @wp.func
-def run_away(
+@no_type_check
+def step_away(
     env: int,
     agent: int,
     row: wp.array2d(dtype=int),
@@ -23,7 +26,7 @@ def run_away(
     ground: Ground,
     field: wp.array3d(dtype=wp.uint16),
 ):
-    """Reward is the way gained."""
+    """Reward: increase of the geodesic distance from the start."""
     before = distance[env, agent]
     now = distance_or(
         before, ground, row[env, agent], field, goal_slot[env, agent], goal[env, agent], place[env, agent]
@@ -33,8 +36,9 @@ def run_away(
 
 
 @wp.func
-def how_far(env: int, distance: wp.array2d(dtype=float), fled: wp.array(dtype=float)):
-    """The mean over the agents."""
+@no_type_check
+def report_distance(env: int, distance: wp.array2d(dtype=float), fled: wp.array(dtype=float)):
+    """Average the distance from the start over the agents."""
     fled[env] = agents_mean(env, distance)
 
 
@@ -43,19 +47,21 @@ class Flee(NavWorld):
 
     | | |
     |---|---|
-    | observation | depth (or RGB, or both); the last action |
+    | observation | depth (or RGB, or both); the previous action |
     | action | forward 0.25 m, turn left 10 degrees, turn right 10 degrees |
-    | reward | meters gained from the start, along the floor |
+    | reward | increase of the geodesic distance from the start, in meters |
     | end | truncated after 500 steps |
     """
 
-    stops = False
-    goals_shown = False
+    has_stop = False
+    has_goal = False
     reports = ("fled", "path_length", "collisions")
-    step = [move, run_away, how_far]
-    reset = [enter_scene, draw_start, keep_start]
-    observe = [show_previous]
+    step: Any = [move, step_away, report_distance]
+    reset: Any = [enter_scene, sample_start, store_start]
+    observe: Any = [observe_previous_action]
 
     @staticmethod
     def state(config) -> dict[str, Field]:
-        return NavWorld.state(config) | dict(fled=Field(float, unit="m", doc="along the floor from the start"))
+        return NavWorld.state(config) | dict(
+            fled=Field(float, unit="m", doc="geodesic distance from the start, mean over the agents")
+        )

@@ -1,10 +1,10 @@
-"""Walkable ground of scenes: a grid of cells in up to a few storeys, found by casting rays on the device.
+"""Walkable ground of scenes: a grid of cells in up to four levels, computed on the device by casting rays.
 
-A cell of a storey is a place where an agent may stand if the floor is not too steep, nothing is lower than the agent is
-high, and walls and furniture are farther away than its radius. `clearance` is the distance to the nearest obstacle, in
-meters; between the cells' middles it is interpolated, so that walls in any direction are smooth to slide along.
+An agent can stand on a cell if the floor is not too steep, the free height is at least the agent's height, and
+obstacles are farther away than the agent's radius. `clearance` is the distance to the nearest obstacle in meters. It is
+interpolated between cell centers, so that agents slide smoothly along walls in any direction.
 
-A survey is kept on disk beside the prepared scene, and on the host: what is asked of it there waits for no device.
+A survey is cached on disk with the prepared scene. A copy on the host answers queries without waiting for the device.
 """
 
 import hashlib
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from functools import cache
 from pathlib import Path
+from typing import no_type_check
 
 import numpy as np
 import torch
@@ -20,8 +21,9 @@ import warp as wp
 from shoal.core.errors import ShoalError, require
 from shoal.core.launch import Plan, init_warp
 from shoal.core.store import free_memory, warp_view
-from shoal.nav import walk
-from shoal.nav.walk import CLOSE, NOWHERE, Ground, beside_diagonal, cell_middle, is_clear, neighbor
+from shoal.nav import regions, walk
+from shoal.nav.regions import find_floor_cells, join_regions, name_regions
+from shoal.nav.walk import CLEARANCE_TOLERANCE, NO_FLOOR, Ground, cell_center, neighbor
 from shoal.render import cast
 from shoal.render.cast import Hit, Table, Words, face_normal, trace
 from shoal.scene.cache import cached
@@ -30,81 +32,80 @@ from shoal.scene.pack import PackedScene
 
 wp.set_module_options({"enable_backward": False})
 
-STOREYS = 4
-"""Floors above one another that are told apart."""
+MAX_LEVELS = 4
+"""Maximum number of floors above one another."""
 
-STOREY = 3.5
-"""Meters that a storey is high."""
+LEVEL_HEIGHT = 3.5
+"""Assumed height of a level, in meters."""
 
 DIRECTIONS = wp.constant(16)
+"""Horizontal rays around a cell center, per height."""
+
 HEIGHTS = wp.constant(4)
-"""Rays around each place, at so many heights between the climb and the head."""
+"""Heights at which rays are cast, from the maximum step height to the agent's head."""
 
-FAR = wp.constant(1.0)
-"""Meters: obstacles farther away than this are not told apart."""
+MAX_CLEARANCE = wp.constant(1.0)
+"""Largest clearance that is measured, in meters."""
 
-BEHIND = wp.constant(1.0e-3)
-"""Meters behind the middle of a cell where rays begin: a wall whose face goes through the middle is met."""
+RAY_OFFSET = wp.constant(1.0e-3)
+"""Distance by which rays begin behind the cell center, in meters, so that they hit a wall through the center."""
 
-SLACK = wp.constant(0.45)
-"""Parts of a cell that the middle of a cell beside a wall may be nearer to it than an agent, to belong to the floor."""
+INDOOR_FRACTION = 0.25
+"""If at least this fraction of the floor has something above it, floor without anything above it (roofs) is removed."""
 
-COVERED = 0.25
-"""If this part of the floor or more has something above it, the rest is roof or garden and nobody walks there."""
-
-BYTES = 16
-"""Of a cell: height, clearance, region, and a place among those to start from."""
+BYTES_PER_CELL = 16
+"""Height, clearance, region and start cell."""
 
 LINK_BYTES = 32
-"""Of a cell while fields are solved: the cells around it."""
+"""Bytes per cell for the links between cells, while distance fields are solved."""
 
-PARTS = ("height", "clearance", "region")
-"""What is found of every cell."""
+ARRAYS = ("height", "clearance", "region")
+"""Arrays of a survey, one value per cell."""
 
-SMALLEST_REGION = 4.0
-"""Square meters of connected floor that episodes may begin on."""
+MIN_REGION_AREA = 4.0
+"""Minimum area of a region that episodes start in, in m²."""
 
 
 @dataclass(frozen=True)
 class Body:
-    """Who walks."""
+    """Size of an agent, and the floor it can walk on."""
 
     radius: float = 0.1
-    """Meters from obstacles that its middle must keep."""
+    """Minimum distance between its center and obstacles, in meters."""
     height: float = 1.5
-    """Meters of free space above the floor."""
-    climb: float = 0.2
-    """Meters of a step that it can take up or down."""
-    slope: float = 45.0
-    """Degrees of the steepest floor."""
+    """Free height needed above the floor, in meters."""
+    max_step_height: float = 0.2
+    """Highest step up or down, in meters."""
+    max_slope: float = 45.0
+    """Steepest floor, in degrees."""
 
 
 @dataclass(frozen=True)
 class Survey:
     """The ground of one scene, on the host."""
 
-    size: tuple[int, int, int]
-    """Cells along x, along y, and storeys."""
+    dims: tuple[int, int, int]
+    """Cells along x, cells along y, levels."""
     origin: np.ndarray
-    """float32 [3]: the corner of least x and y, and the least height."""
+    """float32 [3]: lower corner of the grid [m]."""
     height: np.ndarray
-    """float32 [cells]: height of the floor, NOWHERE where there is none."""
+    """float32 [cells]: height of the floor [m], NO_FLOOR where there is none."""
     clearance: np.ndarray
-    """float32 [cells]: meters to the nearest obstacle."""
+    """float32 [cells]: distance to the nearest obstacle [m]."""
     region: np.ndarray
-    """int32 [cells]: the connected region, numbered by the first of its cells; -1 where nobody can stand."""
+    """int32 [cells]: connected region, numbered by its first cell; -1 where no agent can stand."""
     area: np.ndarray
-    """float32 [cells]: square meters of the region of that number."""
+    """float32 [cells]: area of the region with this number [m²]."""
 
 
 class GroundMemory:
-    """Walkable ground for the rows of a scene memory, `cells` cells a row at most (all storeys together)."""
+    """Walkable ground of every row of a scene memory, up to `cells` cells per row over all levels."""
 
-    def __init__(self, memory: SceneMemory, cells: int, body: Body | None = None, cell: float = 0.1):
+    def __init__(self, memory: SceneMemory, cells: int, body: Body | None = None, grid_size: float = 0.1):
         init_warp()
-        self.memory, self.cells, self.cell = memory, cells, cell
+        self.memory, self.cells, self.grid_size = memory, cells, grid_size
         self.body = body or Body()
-        check_cell(cell, self.body.radius)
+        check_grid_size(grid_size, self.body.radius)
         self.device = memory.device
         rows = memory.rows
 
@@ -112,197 +113,209 @@ class GroundMemory:
             return torch.full((rows, *shape), value, dtype=dtype, device=self.device)
 
         self.origin = make(3)
-        """float32 [rows, 3]: the corner of least x and y, and the least height."""
-        self.size = make(3, dtype=torch.int32)
-        """int32 [rows, 3]: cells along x, along y, and storeys."""
-        self.height = make(cells, value=NOWHERE)
-        """float32 [rows, cells]: height of the floor, NOWHERE where there is none."""
+        """float32 [rows, 3]: lower corner of the grid [m]."""
+        self.dims = make(3, dtype=torch.int32)
+        """int32 [rows, 3]: cells along x, cells along y, levels."""
+        self.height = make(cells, value=NO_FLOOR)
+        """float32 [rows, cells]: height of the floor [m], NO_FLOOR where there is none."""
         self.clearance = make(cells)
-        """float32 [rows, cells]: meters to the nearest obstacle, 1 at most; 0 where there is no floor."""
+        """float32 [rows, cells]: distance to the nearest obstacle [m], at most 1; 0 where there is no floor."""
         self.region = make(cells, dtype=torch.int32, value=-1)
-        """int32 [rows, cells]: the connected region, numbered by the first of its cells; -1 where nobody can stand."""
-        self.ground = Ground()
-        self.ground.cell = cell
-        self.ground.radius = self.body.radius
-        self.ground.climb = self.body.climb
-        self.ground.origin = wp.from_torch(self.origin, dtype=wp.vec3)
-        self.ground.size = wp.from_torch(self.size, dtype=wp.vec3i)
-        self.ground.height = wp.from_torch(self.height)
-        self.ground.clearance = wp.from_torch(self.clearance)
-        self.ground.region = wp.from_torch(self.region)
-        self.found: dict[int, Survey] = {}
-        """Row -> what was found there."""
+        """int32 [rows, cells]: connected region, numbered by its first cell; -1 where no agent can stand."""
+        self.arrays = Ground()
+        self.arrays.grid_size = grid_size
+        self.arrays.radius = self.body.radius
+        self.arrays.max_step_height = self.body.max_step_height
+        self.arrays.origin = wp.from_torch(self.origin, dtype=wp.vec3)
+        self.arrays.dims = wp.from_torch(self.dims, dtype=wp.vec3i)
+        self.arrays.height = wp.from_torch(self.height)
+        self.arrays.clearance = wp.from_torch(self.clearance)
+        self.arrays.region = wp.from_torch(self.region)
+        self.surveys: dict[int, Survey] = {}
+        """Row -> copy of its ground on the host."""
 
     @staticmethod
-    def cells_needed(bounds, cell: float) -> int:
-        """Cells of a grid over a scene, with as many storeys as may lie above one another in one as high as this."""
-        width, depth = _grid(bounds, cell)
-        return width * depth * min(STOREYS, 1 + int(float(bounds[1][2] - bounds[0][2]) // STOREY))
+    def cells_needed(bounds: np.ndarray, grid_size: float) -> int:
+        """Cells of a grid over a scene, over all levels that fit into its height."""
+        width, depth = _grid(bounds, grid_size)
+        return width * depth * min(MAX_LEVELS, 1 + int(float(bounds[1][2] - bounds[0][2]) // LEVEL_HEIGHT))
 
     @classmethod
-    def cells_for(
+    def cells_per_row(
         cls,
         scenes: Sequence[PackedScene],
-        cell: float,
+        grid_size: float,
         device: torch.device,
         rows: int = 1,
         goals: int = 1,
-        room: float = 1,
+        headroom: float = 1,
     ) -> int:
-        """Cells of each row, `room` times as many as the largest of some scenes needs; refuses more than fit."""
-        largest = max(scenes, key=lambda scene: cls.cells_needed(scene.bounds, cell))
-        cells = int(room * cls.cells_needed(largest.bounds, cell))
-        need, free = cells * (rows * (BYTES + 2 * goals) + 4 * goals + LINK_BYTES), free_memory(device)
+        """Cells per row for scenes up to `headroom` times the largest given one; refuses more than the device holds."""
+        largest = max(scenes, key=lambda scene: cls.cells_needed(scene.bounds, grid_size))
+        cells = int(headroom * cls.cells_needed(largest.bounds, grid_size))
+        need, free = cells * (rows * (BYTES_PER_CELL + 2 * goals) + 4 * goals + LINK_BYTES), free_memory(device)
         if need > free:
             (x0, y0, _), (x1, y1, _) = largest.bounds
             raise ShoalError(
-                f"{largest.name} is {x1 - x0:.0f} x {y1 - y0:.0f} m: its ground would take {need / 1e9:.1f} GB, and "
-                f"{free / 1e9:.1f} GB are free; say what its unit is (--scale 0.01: centimeters) or use larger cells."
+                f"{largest.name} is {x1 - x0:.0f} x {y1 - y0:.0f} m: its ground needs {need / 1e9:.1f} GB, but "
+                f"{free / 1e9:.1f} GB are free; set its unit (--scale 0.01: centimeters) or a larger --grid-size."
             )
         return cells
 
-    def check_room(self, scene: PackedScene) -> None:
+    def check_capacity(self, scene: PackedScene) -> None:
         """Refuse a scene that has more cells than a row holds."""
-        need = self.cells_needed(scene.bounds, self.cell)
+        need = self.cells_needed(scene.bounds, self.grid_size)
         if need > self.cells:
             raise ShoalError(
-                f"{scene.name} needs {need} cells of {self.cell} m, but there is room for {self.cells}; "
-                "use larger cells or allow for more of them."
+                f"{scene.name} needs {need} cells of {self.grid_size} m, more than the capacity of {self.cells}; "
+                "use a larger --grid-size, or load larger scenes first."
             )
 
     def survey(self, row: int) -> None:
-        """Find the ground of the scene in a row, on torch's current stream; from the cache if it was found before.
+        """Compute the ground of the scene in a row on torch's current stream, or read it from the cache.
 
-        A scene that is in the cache holds up nobody; for another one the host waits for the device, once.
+        Only a scene that is not in the cache makes the host wait for the device.
         """
         scene = self.memory.scene(row)
         if scene is None:
-            raise ShoalError(f"Row {row} of the scene memory is empty; there is no ground to find.")
-        self.check_room(scene)
-        width, depth = _grid(scene.bounds, self.cell)
-        size = (width, depth, max(1, min(STOREYS, self.cells // (width * depth))))
+            raise ShoalError(f"Row {row} of the scene memory is empty; load a scene before its survey.")
+        self.check_capacity(scene)
+        width, depth = _grid(scene.bounds, self.grid_size)
+        dims = (width, depth, max(1, min(MAX_LEVELS, self.cells // (width * depth))))
         x0, y0, z0 = scene.bounds[0]
-        origin = np.array([x0 - self.cell, y0 - self.cell, z0], np.float32)
-        send(self.origin[row], torch.from_numpy(origin))
-        send(self.size[row], torch.tensor(size, dtype=torch.int32))
+        origin = np.array([x0 - self.grid_size, y0 - self.grid_size, z0], np.float32)
+        upload(self.origin[row], torch.from_numpy(origin))
+        upload(self.dims[row], torch.tensor(dims, dtype=torch.int32))
 
-        def find() -> Survey:
-            return self._survey(size, origin, *self._find(row, scene, size))
+        def compute() -> Survey:
+            return self._make_survey(dims, origin, *self._compute(row, scene, dims))
+
+        def pack(survey: Survey) -> tuple[dict[str, np.ndarray], dict]:
+            return {name: getattr(survey, name) for name in ARRAYS}, {}
 
         def unpack(arrays: dict[str, np.ndarray], _: dict) -> Survey:
-            return self._survey(size, origin, *(arrays[name] for name in PARTS))
+            return self._make_survey(dims, origin, *(arrays[name] for name in ARRAYS))
 
-        if not scene.key:  # made in memory
-            self.found[row] = find()
+        if not scene.key:  # built in memory, not cached
+            self.surveys[row] = compute()
             return
-        # Bits differ from device to device, and runs that are repeated must not.
-        key = _key(scene.key, astuple(self.body), self.cell, size, self.device.type)
-        self.found[row] = cached(key, find, lambda found: ({name: getattr(found, name) for name in PARTS}, {}), unpack)
-        self._place(row)
+        # Results differ in the last bit between devices, and runs must be reproducible.
+        key = _key(scene.key, astuple(self.body), self.grid_size, dims, self.device.type)
+        self.surveys[row] = cached(key, compute, pack, unpack)
+        self._upload(row)
 
-    def standing(self, row: int, smallest: float = 0.0) -> np.ndarray:
-        """int64 [n]: the cells of a row whose middle an agent can stand on, in regions of `smallest` m² or more."""
-        found = self.found[row]
-        stands = np.flatnonzero((found.clearance >= np.float32(self.body.radius)) & (found.region >= 0))
-        return stands[found.area[found.region[stands]] >= smallest]
+    def navigable_cells(self, row: int, min_area: float = 0.0) -> np.ndarray:
+        """int64 [n]: cells of a row whose center an agent can stand on, in regions of at least `min_area` m²."""
+        found = self.surveys[row]
+        standable = np.flatnonzero((found.clearance >= np.float32(self.body.radius)) & (found.region >= 0))
+        return standable[found.area[found.region[standable]] >= min_area]
 
-    def middles(self, row: int, cells: np.ndarray) -> np.ndarray:
-        """float32 [n, 3]: the middles of cells, on their floor."""
-        found = self.found[row]
-        width, depth, storeys = found.size
-        return cell_middles(found.origin[:2], self.cell, found.height.reshape(storeys, depth, width), cells)
+    def cell_centers(self, row: int, cells: np.ndarray) -> np.ndarray:
+        """float32 [n, 3]: centers of cells, on their floor [m]."""
+        found = self.surveys[row]
+        width, depth, levels = found.dims
+        return cell_centers(found.origin[:2], self.grid_size, found.height.reshape(levels, depth, width), cells)
 
-    def _find(self, row: int, scene: PackedScene, size: tuple[int, int, int]) -> list[np.ndarray]:
-        """Height, clearance and region of a scene, found on the device and copied to the host."""
-        columns, cells = size[0] * size[1], size[0] * size[1] * size[2]
+    def _compute(self, row: int, scene: PackedScene, dims: tuple[int, int, int]) -> list[np.ndarray]:
+        """Compute height, clearance and region of a scene on the device, and copy them to the host."""
+        columns, cells = dims[0] * dims[1], dims[0] * dims[1] * dims[2]
         self._clear(row)
         cover = torch.zeros(self.cells, dtype=torch.int32, device=self.device)
         top = float(scene.bounds[1][2]) + 1.0
-        upright = float(np.cos(np.radians(np.float32(self.body.slope))))
-        shape = [self.ground, row, warp_view(self.memory.words, Words), wp.from_torch(self.memory.table)]
+        upright = float(np.cos(np.radians(np.float32(self.body.max_slope))))
+        shape = [self.arrays, row, warp_view(self.memory.words, Words), wp.from_torch(self.memory.table)]
         plan = Plan(self.device, cells)
         sizes = dict(unit=64, block=128)
         plan.add_kernel(find_floors, columns, [*shape, top, upright, self.body.height, wp.from_torch(cover)], **sizes)
-        plan.add_function(lambda: self._drop_roofs(row, cover))
+        plan.add_function(lambda: self._remove_roofs(row, cover))
         plan.add_kernel(find_obstacles, cells, [*shape, self.body.height], **sizes)
-        plan.add_kernel(find_edges, cells, [self.ground, row], **sizes)
-        plan.add_kernel(find_places, cells, [self.ground, row], **sizes)
-        # On a CPU one thread: Warp's atomic functions are not safe between several there.
-        plan.add_kernel(join_regions, cells, [self.ground, row], unit=cells, block=128)
-        plan.add_kernel(name_regions, cells, [self.ground, row], unit=cells, block=128)
+        plan.add_kernel(find_edges, cells, [self.arrays, row], **sizes)
+        plan.add_kernel(find_floor_cells, cells, [self.arrays, row], **sizes)
+        # One thread on a CPU: Warp's atomic functions are not thread-safe there.
+        plan.add_kernel(join_regions, cells, [self.arrays, row], unit=cells, block=128)
+        plan.add_kernel(name_regions, cells, [self.arrays, row], unit=cells, block=128)
         plan()
-        bits = torch.stack([getattr(self, name)[row, :cells].view(torch.int32) for name in PARTS])
-        height, clearance, region = bits.cpu().numpy()  # the host waits here for the device
+        bits = torch.stack([getattr(self, name)[row, :cells].view(torch.int32) for name in ARRAYS])
+        height, clearance, region = bits.cpu().numpy()  # deliberate sync
         return [height.view(np.float32), clearance.view(np.float32), region]
 
-    def _place(self, row: int) -> None:
-        """Copy to the device what has been found before."""
-        cells = len(self.found[row].height)
-        for name in PARTS:
-            send(getattr(self, name)[row, :cells], torch.from_numpy(getattr(self.found[row], name)))
+    def _upload(self, row: int) -> None:
+        """Copy a cached survey to the device."""
+        cells = len(self.surveys[row].height)
+        for name in ARRAYS:
+            upload(getattr(self, name)[row, :cells], torch.from_numpy(getattr(self.surveys[row], name)))
         self._clear(row, cells)
 
     def _clear(self, row: int, first: int = 0) -> None:
-        """No floor in a row, from a cell on."""
-        self.height[row, first:] = NOWHERE
+        """Remove the floor of a row, from cell `first` on."""
+        self.height[row, first:] = NO_FLOOR
         self.clearance[row, first:] = 0.0
         self.region[row, first:] = -1
 
-    def _survey(self, size, origin, height: np.ndarray, clearance: np.ndarray, region: np.ndarray) -> Survey:
-        cells = size[0] * size[1] * size[2]
+    def _make_survey(
+        self,
+        dims: tuple[int, int, int],
+        origin: np.ndarray,
+        height: np.ndarray,
+        clearance: np.ndarray,
+        region: np.ndarray,
+    ) -> Survey:
+        cells = dims[0] * dims[1] * dims[2]
         for array, kind in ((height, np.float32), (clearance, np.float32), (region, np.int32)):
             if array.shape != (cells,) or array.dtype != kind:
-                raise ValueError("it is the ground of another scene")
-        area = np.bincount(region[region >= 0], minlength=cells).astype(np.float32) * np.float32(self.cell**2)
-        return Survey(size, origin, height, clearance, region, area)
+                raise ValueError("the cached ground is that of another scene")
+        area = np.bincount(region[region >= 0], minlength=cells).astype(np.float32) * np.float32(self.grid_size**2)
+        return Survey(dims, origin, height, clearance, region, area)
 
-    def _drop_roofs(self, row: int, cover: torch.Tensor) -> None:
-        there = self.height[row] > NOWHERE
+    def _remove_roofs(self, row: int, cover: torch.Tensor) -> None:
+        there = self.height[row] > NO_FLOOR
         roofed = (cover > 0) & there
-        indoors = roofed.sum() >= COVERED * there.sum()
-        self.height[row] = torch.where(roofed | ~indoors, self.height[row], NOWHERE)
+        indoors = roofed.sum() >= INDOOR_FRACTION * there.sum()
+        self.height[row] = torch.where(roofed | ~indoors, self.height[row], NO_FLOOR)
 
 
-def check_cell(cell: float, radius: float) -> None:
-    """Refuse cells that are too large for an agent: between two of them a thin wall has a clearance of half a cell."""
-    largest = 2 * (radius - CLOSE)
-    require("cell", cell, cell < largest, f"below {largest:g}, by the agent's radius: thin walls would be open")
+def check_grid_size(grid_size: float, radius: float) -> None:
+    """Refuse cells so large that a thin wall between two centers, half a cell from each, would not block agents."""
+    largest = 2 * (radius - CLEARANCE_TOLERANCE)
+    rule = f"below {largest:g}, twice the agent's radius, or agents walk through thin walls"
+    require("grid-size", grid_size, grid_size < largest, rule)
 
 
-def cell_middles(origin: np.ndarray, cell: float, height: np.ndarray, cells: np.ndarray) -> np.ndarray:
-    """[n, 3]: the middles of cells, on their floor; heights are by storey, row and column, the type is the origin's."""
+def cell_centers(origin: np.ndarray, grid_size: float, height: np.ndarray, cells: np.ndarray) -> np.ndarray:
+    """[n, 3]: centers of cells on their floor [m], in the dtype of `origin`; `height` is [level, row, column]."""
     _, depth, width = height.shape
     y, x = np.divmod(cells % (depth * width), width)
-    flat = origin + (np.stack([x, y], 1).astype(origin.dtype) + 0.5) * cell
+    flat = origin + (np.stack([x, y], 1).astype(origin.dtype) + 0.5) * grid_size
     return np.concatenate([flat, height.reshape(-1)[cells][:, None]], 1)
 
 
-def send(target: torch.Tensor, values: torch.Tensor) -> None:
-    """Copy to the device, on torch's current stream; where the values come from the host, it does not wait."""
+def upload(target: torch.Tensor, values: torch.Tensor) -> None:
+    """Copy to the device on torch's current stream, without waiting."""
     if target.is_cuda and not values.is_cuda:
         values = values.pin_memory()
     target.copy_(values, non_blocking=True)
 
 
 def _key(*parts) -> str:
-    """Of an entry in the cache: changes with all that decides what is found."""
-    return "ground-" + hashlib.sha256(repr((_recipe(), *parts)).encode()).hexdigest()
+    """Key of a cache entry; depends on everything that the survey depends on."""
+    return "ground-" + hashlib.sha256(repr((_code_hash(), *parts)).encode()).hexdigest()
 
 
 @cache
-def _recipe() -> str:
-    """Changes with the code that finds ground."""
-    code = [Path(path).read_bytes() for path in (__file__, walk.__file__, cast.__file__)]
+def _code_hash() -> str:
+    """Hash of the code that computes the ground."""
+    code = [Path(path).read_bytes() for path in (__file__, regions.__file__, walk.__file__, cast.__file__)]
     return hashlib.sha256(b"".join(code)).hexdigest()
 
 
-def _grid(bounds, cell: float) -> tuple[int, int]:
-    """Cells along x and y over a scene, with a border of one."""
+def _grid(bounds: np.ndarray, grid_size: float) -> tuple[int, int]:
+    """Cells along x and y over a scene, with a border of one cell."""
     (x0, y0, _), (x1, y1, _) = bounds
-    return int((x1 - x0) / cell) + 3, int((y1 - y0) / cell) + 3
+    return int((x1 - x0) / grid_size) + 3, int((y1 - y0) / grid_size) + 3
 
 
 @wp.kernel
+@no_type_check
 def find_floors(
     first: int,
     ground: Ground,
@@ -314,11 +327,11 @@ def find_floors(
     tall: float,
     cover: wp.array(dtype=int),
 ):
-    """From above, every surface that is level enough and has room for the agent is a floor; the lowest come first."""
+    """From above, find every surface that is flat enough and has free height for the agent; the lowest comes first."""
     i = first + wp.tid()
-    size = ground.size[row]
-    middle = cell_middle(ground, row, i)
-    total = size[0] * size[1]
+    dims = ground.dims[row]
+    center = cell_center(ground, row, i)
+    total = dims[0] * dims[1]
     found = int(0)
     ceiling = float(1.0e6)
     z = top
@@ -327,15 +340,15 @@ def find_floors(
         hit = Hit()
         hit.distance = float(1.0e5)
         hit.triangle = -1
-        hit = trace(words, table, row, wp.vec3(middle[0], middle[1], z), wp.vec3(0.0, 0.0, -1.0), hit)
+        hit = trace(words, table, row, wp.vec3(center[0], center[1], z), wp.vec3(0.0, 0.0, -1.0), hit)
         searching = hit.triangle >= 0
         if searching:
             z = z - hit.distance
             face = face_normal(words, table, row, hit.triangle)
             if wp.abs(face[2]) >= upright and ceiling - z >= tall:
-                # The newest floor is the lowest; if there are too many, the highest are dropped.
-                for k in range(wp.min(found, size[2] - 1)):
-                    s = wp.min(found, size[2] - 1) - k
+                # Each new floor is the lowest so far; beyond the maximum, the highest are dropped.
+                for k in range(wp.min(found, dims[2] - 1)):
+                    s = wp.min(found, dims[2] - 1) - k
                     ground.height[row, s * total + i] = ground.height[row, (s - 1) * total + i]
                     cover[s * total + i] = cover[(s - 1) * total + i]
                 ground.height[row, i] = z
@@ -346,143 +359,38 @@ def find_floors(
 
 
 @wp.kernel
+@no_type_check
 def find_obstacles(first: int, ground: Ground, row: int, words: Words, table: Table, tall: float):
-    """The least distance to anything around a place, between what can be climbed and the agent's head."""
+    """Distance to the nearest obstacle around a cell center, between step height and the agent's head."""
     i = first + wp.tid()
     floor = ground.height[row, i]
-    if floor > NOWHERE:
-        middle = cell_middle(ground, row, i)
+    if floor > NO_FLOOR:
+        center = cell_center(ground, row, i)
         hit = Hit()
-        hit.distance = FAR + BEHIND
+        hit.distance = MAX_CLEARANCE + RAY_OFFSET
         hit.triangle = -1
         for k in range(HEIGHTS):
-            z = floor + ground.climb + 0.05 + (tall - ground.climb - 0.1) * float(k) / float(HEIGHTS - 1)
+            z = (
+                floor
+                + ground.max_step_height
+                + 0.05
+                + (tall - ground.max_step_height - 0.1) * float(k) / float(HEIGHTS - 1)
+            )
             for d in range(DIRECTIONS):
                 angle = 6.2831853 * (float(d) + 0.25 * float(k)) / float(DIRECTIONS)
                 direction = wp.vec3(wp.cos(angle), wp.sin(angle), 0.0)
-                eye = wp.vec3(middle[0], middle[1], z) - BEHIND * direction
+                eye = wp.vec3(center[0], center[1], z) - RAY_OFFSET * direction
                 hit = trace(words, table, row, eye, direction, hit)
-        ground.clearance[row, i] = wp.max(hit.distance - BEHIND, 0.0)
+        ground.clearance[row, i] = wp.max(hit.distance - RAY_OFFSET, 0.0)
 
 
 @wp.kernel
+@no_type_check
 def find_edges(first: int, ground: Ground, row: int):
-    """Where the floor ends beside a cell and nothing is in the way, its clearance is half a cell: nobody steps over."""
+    """Limit the clearance of cells beside an open edge of the floor to half a cell, so that no agent steps over it."""
     i = first + wp.tid()
-    if ground.height[row, i] > NOWHERE:
+    if ground.height[row, i] > NO_FLOOR:
         for k in range(8):
-            away = wp.where(k < 4, 1.0, 1.4143) * ground.cell
+            away = wp.where(k < 4, 1.0, 1.4143) * ground.grid_size
             if neighbor(ground, row, i, k) < 0 and ground.clearance[row, i] > away:
-                ground.clearance[row, i] = 0.5 * ground.cell
-
-
-@wp.func
-def around(k: int) -> int:
-    """The k-th neighbor on the way around a cell, for `neighbor`."""
-    turn = wp.vector(0, 4, 2, 7, 1, 5, 3, 6, dtype=int)
-    return turn[k % 8]
-
-
-@wp.func
-def is_margin(ground: Ground, row: int, i: int) -> bool:
-    """Whether a cell lies along the edge of the floor, where an agent can be in a part of it.
-
-    Those of its neighbors that an agent can stand on must hang together, one beside the other. A cell in a gap that is
-    too narrow has such neighbors on both sides, and what is on one side of it is not to reach the other.
-    """
-    groups = int(0)
-    clear = int(0)
-    if ground.clearance[row, i] >= ground.radius - SLACK * ground.cell:
-        before = neighbor(ground, row, i, around(7))
-        for k in range(8):
-            other = neighbor(ground, row, i, around(k))
-            if is_clear(ground, row, other):
-                clear += 1
-                joined = bool(False)
-                if is_clear(ground, row, before):
-                    rise = ground.height[row, other] - ground.height[row, before]
-                    joined = wp.abs(rise) <= ground.climb + 1.0e-3
-                if not joined:
-                    groups += 1
-            before = other
-    return clear == 8 or groups == 1
-
-
-@wp.func
-def can_cross(ground: Ground, row: int, i: int, other: int, k: int) -> bool:
-    """Whether an agent gets from one cell that it can stand on to another along a diagonal.
-
-    Clearance is interpolated between four cells, a and b across from c and d. If neither c nor d is clear, the way
-    leads over the saddle, where it is (ab - cd) / (a + b - c - d).
-    """
-    beside = beside_diagonal(ground, row, i, k)
-    crosses = is_clear(ground, row, beside[0]) or is_clear(ground, row, beside[1])
-    if not crosses:
-        a = ground.clearance[row, i]
-        b = ground.clearance[row, other]
-        c = float(0.0)
-        d = float(0.0)
-        if beside[0] >= 0:
-            c = ground.clearance[row, beside[0]]
-        if beside[1] >= 0:
-            d = ground.clearance[row, beside[1]]
-        crosses = (a * b - c * d) / (a + b - c - d) >= ground.radius - CLOSE
-    return crosses
-
-
-@wp.kernel
-def find_places(first: int, ground: Ground, row: int):
-    """Every cell that an agent can be in is a region of its own."""
-    i = first + wp.tid()
-    is_place = bool(False)
-    if ground.height[row, i] > NOWHERE:
-        is_place = is_clear(ground, row, i) or is_margin(ground, row, i)
-    ground.region[row, i] = wp.where(is_place, i, -1)
-
-
-@wp.func
-def first_cell(ground: Ground, row: int, i: int) -> int:
-    """The cell that a cell's region is numbered by, as far as it has been joined."""
-    at = int(i)
-    above = ground.region[row, at]
-    while above != at:
-        at = above
-        above = ground.region[row, at]
-    return at
-
-
-@wp.kernel
-def join_regions(first: int, ground: Ground, row: int):
-    """Join every cell with those that an agent can go to from it: of two regions the later is hung below the other.
-
-    The number of a region's first cell is its own; all others lead to it, over ever smaller numbers. Whoever finds that
-    another thread has hung the region in between joins with where it hangs now.
-    """
-    i = first + wp.tid()
-    if ground.region[row, i] >= 0:
-        inside = is_clear(ground, row, i)
-        for k in range(8):
-            other = neighbor(ground, row, i, k)
-            joins = is_clear(ground, row, other)
-            if joins and inside and k >= 4:
-                joins = can_cross(ground, row, i, other, k)
-            if joins:
-                a = first_cell(ground, row, i)
-                b = first_cell(ground, row, other)
-                while a != b:
-                    later = wp.max(a, b)
-                    sooner = wp.min(a, b)
-                    was = wp.atomic_min(ground.region, row, later, sooner)
-                    a = sooner
-                    b = sooner
-                    if was != later:
-                        a = first_cell(ground, row, was)
-                        b = first_cell(ground, row, sooner)
-
-
-@wp.kernel
-def name_regions(first: int, ground: Ground, row: int):
-    """Every cell takes the number of its region's first cell."""
-    i = first + wp.tid()
-    if ground.region[row, i] >= 0:
-        ground.region[row, i] = first_cell(ground, row, i)
+                ground.clearance[row, i] = 0.5 * ground.grid_size

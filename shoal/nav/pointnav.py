@@ -1,15 +1,25 @@
-"""PointNav: walk to a point given relative to the agent, and say when it is reached."""
+"""PointNav: walk to a point given relative to the agent, and stop there."""
 
 from dataclasses import dataclass
+from typing import Any, no_type_check
 
 import warp as wp
 
 from shoal.core.errors import require
 from shoal.core.store import Field
+from shoal.nav.config import NavConfig
 from shoal.nav.geodesic import distance_or
-from shoal.nav.stages import PREVIOUS, STOP, draw_route, enter_scene, keep_start, move, show_previous
+from shoal.nav.stages import (
+    NUM_PREVIOUS,
+    STOP,
+    enter_scene,
+    move,
+    observe_previous_action,
+    sample_start_and_goal,
+    store_start,
+)
 from shoal.nav.walk import Ground
-from shoal.nav.world import NavConfig, NavWorld
+from shoal.nav.world import NavWorld
 
 
 @dataclass(frozen=True)
@@ -17,25 +27,26 @@ class PointNavConfig(NavConfig):
     """Settings of PointNav."""
 
     min_distance: float = 1.0
-    """Meters from start to goal at least, along the floor."""
+    """Minimum geodesic distance from start to goal, in meters."""
     max_distance: float = 30.0
-    """Meters at most."""
-    reach: float = 0.2
-    """Meters from the goal, along the floor, within which STOP succeeds."""
-    slack: float = 0.01
-    """Reward that each step costs."""
-    bonus: float = 2.5
-    """Reward for STOP, times SPL."""
+    """Maximum geodesic distance from start to goal, in meters."""
+    success_distance: float = 0.2
+    """Geodesic distance from the goal within which STOP succeeds, in meters."""
+    slack_reward: float = -0.01
+    """Reward of every step."""
+    success_reward: float = 2.5
+    """Reward of a successful STOP, multiplied by SPL."""
 
     def __post_init__(self):
         super().__post_init__()
         low, high = self.min_distance, self.max_distance
         require("min-distance", low, 0 <= low <= high, f"between 0 and --max-distance {high:g}")
-        require("reach", self.reach, self.reach > 0, "above 0")
+        require("success-distance", self.success_distance, self.success_distance > 0, "above 0")
 
 
 @wp.func
-def pursue(
+@no_type_check
+def step_to_goal(
     env: int,
     agent: int,
     action: wp.array2d(dtype=int),
@@ -51,35 +62,36 @@ def pursue(
     reward: wp.array2d(dtype=float),
     ground: Ground,
     field: wp.array3d(dtype=wp.uint16),
-    reach: float,
-    slack: float,
-    bonus: float,
+    success_distance: float,
+    slack_reward: float,
+    success_reward: float,
 ):
-    """Reward is the way gained, less a little for each step, and for STOP at the goal the SPL."""
+    """Reward: decrease of the geodesic distance, `slack_reward`, and SPL x `success_reward` for STOP at the goal."""
     if present[env, agent]:
         before = distance[env, agent]
         now = distance_or(
             before, ground, row[env, agent], field, goal_slot[env, agent], goal[env, agent], place[env, agent]
         )
         distance[env, agent] = now
-        gain = before - now - slack
+        gain = before - now + slack_reward
         far = start_distance[env, agent]
         share = far / wp.max(wp.max(far, walked[env, agent]), 1.0e-6)
         soft = wp.max(0.0, 1.0 - now / wp.max(far, 1.0e-6)) * share
         won = float(0.0)
         if action[env, agent] == STOP:
             present[env, agent] = False
-            if now < reach:
+            if now < success_distance:
                 won = 1.0
-                gain += bonus * share
+                gain += success_reward * share
         merit[env, agent] = wp.vec3(won, won * share, soft)
         reward[env, agent] = gain
 
 
 @wp.func
-def judge(
+@no_type_check
+def score_episode(
     env: int,
-    agents: int,
+    num_agents: int,
     present: wp.array2d(dtype=wp.bool),
     merit: wp.array2d(dtype=wp.vec3),
     success: wp.array(dtype=float),
@@ -87,21 +99,22 @@ def judge(
     soft_spl: wp.array(dtype=float),
     terminated: wp.array(dtype=wp.bool),
 ):
-    """The episode is over when everybody has stopped."""
+    """Average the scores over the agents; terminate once all agents have stopped."""
     total = wp.vec3()
     left = int(0)
-    for k in range(agents):
+    for k in range(num_agents):
         total += merit[env, k]
         if present[env, k]:
             left += 1
-    success[env] = total[0] / float(agents)
-    spl[env] = total[1] / float(agents)
-    soft_spl[env] = total[2] / float(agents)
+    success[env] = total[0] / float(num_agents)
+    spl[env] = total[1] / float(num_agents)
+    soft_spl[env] = total[2] / float(num_agents)
     terminated[env] = left == 0
 
 
 @wp.func
-def show_goal(
+@no_type_check
+def observe_goal(
     env: int,
     agent: int,
     place: wp.array2d(dtype=wp.vec3),
@@ -110,10 +123,10 @@ def show_goal(
     first_extra: int,
     observation: wp.array3d(dtype=wp.float16),
 ):
-    """Where the goal is from here: distance, cosine and sine of the direction."""
+    """Write the goal relative to the agent: horizontal distance [m], cosine and sine of the direction."""
     away = goal[env, agent] - place[env, agent]
     angle = wp.atan2(away[1], away[0]) - yaw[env, agent]
-    first = first_extra + PREVIOUS
+    first = first_extra + NUM_PREVIOUS
     observation[env, agent, first] = wp.float16(wp.sqrt(away[0] * away[0] + away[1] * away[1]))
     observation[env, agent, first + 1] = wp.float16(wp.cos(angle))
     observation[env, agent, first + 2] = wp.float16(wp.sin(angle))
@@ -124,30 +137,31 @@ class PointNav(NavWorld):
 
     | | |
     |---|---|
-    | observation | depth (or RGB, or both); the last action; the goal's distance and direction |
+    | observation | depth (or RGB, or both); the previous action; the goal's distance and direction |
     | action | stop, forward 0.25 m, turn left 10 degrees, turn right 10 degrees |
-    | reward | meters gained along the floor, -0.01 per step, 2.5 x SPL for stopping at the goal |
+    | reward | decrease of the geodesic distance in meters, -0.01 per step, 2.5 x SPL for stopping at the goal |
     | end | stop (of all agents); truncated after 500 steps |
-    | success | stop within 0.2 m of the goal, along the floor |
+    | success | stop within 0.2 m of the goal (geodesic distance) |
     """
 
     Config = PointNavConfig
-    extras = (("previous", PREVIOUS), ("goal", 3))
+    config: PointNavConfig
+    extra_observations = (("previous", NUM_PREVIOUS), ("goal", 3))
     reports = ("success", "spl", "soft_spl", "path_length", "collisions")
-    step = [move, pursue, judge]
-    reset = [enter_scene, draw_route, keep_start]
-    observe = [show_previous, show_goal]
+    step: Any = [move, step_to_goal, score_episode]
+    reset: Any = [enter_scene, sample_start_and_goal, store_start]
+    observe: Any = [observe_previous_action, observe_goal]
     settings = NavWorld.settings | dict(gpu=NavWorld.settings["gpu"] | dict(total_steps=70_000_000))
 
     @property
-    def ways(self) -> tuple[float, float]:
+    def path_range(self) -> tuple[float, float]:
         return self.config.min_distance, self.config.max_distance
 
     @staticmethod
     def state(config: PointNavConfig) -> dict[str, Field]:
         return NavWorld.state(config) | dict(
-            merit=Field(wp.vec3, (config.agents,), doc="success, SPL and SoftSPL, as of now"),
-            success=Field(float, doc="share of the agents that succeeded"),
+            merit=Field(wp.vec3, (config.num_agents,), doc="success, SPL and SoftSPL at this step"),
+            success=Field(float, doc="fraction of the agents that succeeded"),
             spl=Field(float, doc="success weighted by path length"),
             soft_spl=Field(float, doc="progress weighted by path length"),
         )

@@ -1,32 +1,35 @@
-"""What tasks are made of: functions that move agents, begin episodes and write what is seen."""
+"""Building blocks of tasks: functions that move agents, begin episodes and write observations."""
+
+from typing import no_type_check
 
 import warp as wp
 
 from shoal.core.random import Random, integer, uniform
 from shoal.core.stages import agents_mean
 from shoal.nav.geodesic import distance_at
-from shoal.nav.walk import Ground, cell_middle, walk
+from shoal.nav.walk import Ground, cell_center, walk
 from shoal.render.movers import CAPSULE, NONE
 
 STOP, FORWARD, LEFT, RIGHT = 0, 1, 2, 3
 
-PREVIOUS = 5
-"""What the last action can have been: one of four, or none yet."""
+NUM_PREVIOUS = 5
+"""Values of the previous action: four actions, or none yet."""
 
-TRIES = wp.constant(64)
-"""Layout2D that are tried for the start of an episode before a less good one is taken."""
+MAX_TRIES = wp.constant(64)
+"""Candidates for the start of an episode; if none meets all rules, the best one is used."""
 
-STREAMS = wp.constant(3 * TRIES + 2)
-"""Streams of random numbers that the start of one agent takes."""
+STREAMS = wp.constant(3 * MAX_TRIES + 2)
+"""Random streams reserved for the start of one agent."""
 
-APART = wp.constant(0.5)
-"""Meters between the starts of two agents at least."""
+MIN_START_DISTANCE = wp.constant(0.5)
+"""Minimum distance between the starts of two agents, in meters."""
 
 
 @wp.func
+@no_type_check
 def move(
     env: int,
-    agents: int,
+    num_agents: int,
     first_action: int,
     action: wp.array2d(dtype=int),
     present: wp.array2d(dtype=wp.bool),
@@ -43,34 +46,34 @@ def move(
     truncated: wp.array(dtype=wp.bool),
     max_steps: int,
     ground: Ground,
-    forward: float,
-    turn: float,
-    slide: bool,
-    radius: float,
+    forward_step_size: float,
+    turn_angle: float,
+    allow_sliding: bool,
+    agent_radius: float,
 ):
-    """Walk or turn, one agent after the other; nobody walks into somebody."""
-    for k in range(agents):
+    """Move or turn the agents of an env in order; an agent stops before another one."""
+    for k in range(num_agents):
         a = action[env, k] + first_action
         if present[env, k]:
             if a == FORWARD:
                 here = place[env, k]
-                along = wp.vec2(wp.cos(yaw[env, k]), wp.sin(yaw[env, k])) * forward
-                done = walk(ground, row[env, k], here, along, slide)
+                along = wp.vec2(wp.cos(yaw[env, k]), wp.sin(yaw[env, k])) * forward_step_size
+                done = walk(ground, row[env, k], here, along, allow_sliding)
                 free = bool(True)
-                for j in range(agents):
+                for j in range(num_agents):
                     if j != k and present[env, j]:
-                        gap = wp.length(place[env, j] - done.place)
-                        if gap < 2.0 * radius and gap < wp.length(place[env, j] - here):
+                        gap = wp.length(place[env, j] - done.point)
+                        if gap < 2.0 * agent_radius and gap < wp.length(place[env, j] - here):
                             free = False
                 if free:
-                    walked[env, k] = walked[env, k] + wp.length(done.place - here)
-                    place[env, k] = done.place
+                    walked[env, k] = walked[env, k] + wp.length(done.point - here)
+                    place[env, k] = done.point
                 if done.blocked or not free:
                     bumps[env, k] = bumps[env, k] + 1.0
             elif a == LEFT:
-                yaw[env, k] = yaw[env, k] + turn
+                yaw[env, k] = yaw[env, k] + turn_angle
             elif a == RIGHT:
-                yaw[env, k] = yaw[env, k] - turn
+                yaw[env, k] = yaw[env, k] - turn_angle
             previous[env, k] = a + 1
     path_length[env] = agents_mean(env, walked)
     collisions[env] = agents_mean(env, bumps)
@@ -78,9 +81,10 @@ def move(
 
 
 @wp.func
+@no_type_check
 def enter_scene(
     env: int,
-    agents: int,
+    num_agents: int,
     playing: bool,
     rng: Random,
     env_id: wp.array(dtype=int),
@@ -94,11 +98,11 @@ def enter_scene(
     choice: wp.array(dtype=int),
     choices: wp.array(dtype=int),
 ):
-    """One of the resident scenes: any; in an evaluation each in turn."""
+    """Choose a scene in memory, at random or, in evaluations, by env number; reset the path."""
     c = integer(rng, 0, choices[0])
     if playing:
         c = env_id[env] % choices[0]
-    for k in range(agents):
+    for k in range(num_agents):
         row[env, k] = choice[c]
         present[env, k] = True
         previous[env, k] = 0
@@ -109,22 +113,25 @@ def enter_scene(
 
 
 @wp.func
-def begin_whole(env: int, head_start: wp.array(dtype=int)):
-    """An episode lasts as long as the time limit, unless it is the first of its env."""
+@no_type_check
+def reset_head_start(env: int, head_start: wp.array(dtype=int)):
+    """Give the new episode the full time limit; only an env's first episode may be shorter."""
     head_start[env] = 0
 
 
 @wp.func
+@no_type_check
 def is_apart(env: int, k: int, place: wp.array2d(dtype=wp.vec3), here: wp.vec3) -> bool:
-    """Whether no agent before the k-th starts near here."""
+    """Whether no agent before the k-th starts within `MIN_START_DISTANCE`."""
     apart = bool(True)
     for j in range(k):
-        if wp.length(place[env, j] - here) < APART:
+        if wp.length(place[env, j] - here) < MIN_START_DISTANCE:
             apart = False
     return apart
 
 
 @wp.func
+@no_type_check
 def episode_slot(
     env: int,
     k: int,
@@ -134,7 +141,7 @@ def episode_slot(
     choices: wp.array(dtype=int),
     count: int,
 ) -> int:
-    """Which of the episodes of its scene the k-th agent plays: any; in an evaluation each in turn. No two the same."""
+    """Episode of the k-th agent: random or, in evaluations, by env number; different for each agent of an env."""
     first = integer(rng, 1, count)
     if playing:
         first = env_id[env] // choices[0]
@@ -142,9 +149,10 @@ def episode_slot(
 
 
 @wp.func
-def draw_route(
+@no_type_check
+def sample_start_and_goal(
     env: int,
-    agents: int,
+    num_agents: int,
     playing: bool,
     rng: Random,
     env_id: wp.array(dtype=int),
@@ -155,8 +163,8 @@ def draw_route(
     distance: wp.array2d(dtype=float),
     ground: Ground,
     field: wp.array3d(dtype=wp.uint16),
-    goal_places: wp.array2d(dtype=wp.vec3),
-    standing: wp.array2d(dtype=int),
+    goal_positions: wp.array2d(dtype=wp.vec3),
+    start_cells: wp.array2d(dtype=int),
     goal_starts: wp.array2d(dtype=wp.vec2i),
     episode_count: wp.array(dtype=int),
     episode_start: wp.array2d(dtype=wp.vec4),
@@ -164,11 +172,8 @@ def draw_route(
     min_distance: float,
     max_distance: float,
 ):
-    """A goal and a start that Habitat's rules allow: not too near, not too far, and rarely straight ahead.
-
-    If the scene came with episodes, one of them.
-    """
-    for k in range(agents):
+    """Sample a start and goal by Habitat's rules (distance, height, few straight paths), or choose an episode."""
+    for k in range(num_agents):
         r = row[env, k]
         first = 1 + k * STREAMS
         slot = int(0)
@@ -180,17 +185,17 @@ def draw_route(
             given = episode_start[r, slot]
             from_ = wp.vec3(given[0], given[1], given[2])
             facing = given[3]
-            far = distance_at(ground, r, field, slot, goal_places[r, slot], from_)
+            far = distance_at(ground, r, field, slot, goal_positions[r, slot], from_)
         else:
             best = float(0.0)
-            from_ = goal_places[r, slot]
-            for t in range(TRIES):
+            from_ = goal_positions[r, slot]
+            for t in range(MAX_TRIES):
                 if best < 2.0:
-                    s = integer(rng, first + 3 * t, goal_places.shape[1])
+                    s = integer(rng, first + 3 * t, goal_positions.shape[1])
                     starts = goal_starts[r, s]
-                    i = standing[r, starts[0] + integer(rng, first + 3 * t + 1, starts[1])]
-                    here = cell_middle(ground, r, i)
-                    target = goal_places[r, s]
+                    i = start_cells[r, starts[0] + integer(rng, first + 3 * t + 1, starts[1])]
+                    here = cell_center(ground, r, i)
+                    target = goal_positions[r, s]
                     d = distance_at(ground, r, field, s, target, here)
                     straight = wp.length(target - here)
                     fits = d >= min_distance and d <= max_distance and wp.abs(target[2] - here[2]) <= 0.5
@@ -215,9 +220,10 @@ def draw_route(
 
 
 @wp.func
-def draw_start(
+@no_type_check
+def sample_start(
     env: int,
-    agents: int,
+    num_agents: int,
     playing: bool,
     rng: Random,
     env_id: wp.array(dtype=int),
@@ -226,16 +232,16 @@ def draw_start(
     yaw: wp.array2d(dtype=float),
     goal_slot: wp.array2d(dtype=int),
     distance: wp.array2d(dtype=float),
-    goal_places: wp.array2d(dtype=wp.vec3),
+    goal_positions: wp.array2d(dtype=wp.vec3),
     episode_count: wp.array(dtype=int),
     episode_start: wp.array2d(dtype=wp.vec4),
     choices: wp.array(dtype=int),
 ):
-    """For tasks without a goal: begin at a place that has a field of distances, which then are those from the start.
+    """Sample a start for tasks without a goal, or choose that of a given episode.
 
-    If the scene came with episodes, where one of them begins.
+    The start is a point with a distance field, so `distance` is the distance from the start.
     """
-    for k in range(agents):
+    for k in range(num_agents):
         r = row[env, k]
         first = 1 + k * STREAMS
         slot = int(0)
@@ -245,18 +251,19 @@ def draw_start(
             facing = episode_start[r, slot][3]
         else:
             found = bool(False)
-            for t in range(TRIES):
+            for t in range(MAX_TRIES):
                 if not found:
-                    slot = integer(rng, first + t, goal_places.shape[1])
-                    found = is_apart(env, k, place, goal_places[r, slot])
+                    slot = integer(rng, first + t, goal_positions.shape[1])
+                    found = is_apart(env, k, place, goal_positions[r, slot])
         goal_slot[env, k] = slot
-        place[env, k] = goal_places[r, slot]
+        place[env, k] = goal_positions[r, slot]
         yaw[env, k] = facing
         distance[env, k] = 0.0
 
 
 @wp.func
-def keep_start(
+@no_type_check
+def store_start(
     env: int,
     agent: int,
     row: wp.array2d(dtype=int),
@@ -268,35 +275,37 @@ def keep_start(
     start_yaw: wp.array2d(dtype=float),
     goal: wp.array2d(dtype=wp.vec3),
     start_distance: wp.array2d(dtype=float),
-    goal_places: wp.array2d(dtype=wp.vec3),
+    goal_positions: wp.array2d(dtype=wp.vec3),
 ):
-    """Remember how the episode begins, once that has been drawn."""
+    """Store the sampled start and goal."""
     start[env, agent] = place[env, agent]
     start_yaw[env, agent] = yaw[env, agent]
-    goal[env, agent] = goal_places[row[env, agent], goal_slot[env, agent]]
+    goal[env, agent] = goal_positions[row[env, agent], goal_slot[env, agent]]
     start_distance[env, agent] = distance[env, agent]
 
 
 @wp.func
-def show_previous(
+@no_type_check
+def observe_previous_action(
     env: int,
     agent: int,
     previous: wp.array2d(dtype=int),
     first_extra: int,
     observation: wp.array3d(dtype=wp.float16),
 ):
-    """The last action, one of five."""
-    for k in range(PREVIOUS):
+    """Write the previous action, one-hot."""
+    for k in range(NUM_PREVIOUS):
         now = previous[env, agent] == k
         observation[env, agent, first_extra + k] = wp.where(now, wp.float16(1.0), wp.float16(0.0))
 
 
 @wp.func
-def aim(
+@no_type_check
+def update_cameras(
     env: int,
     agent: int,
-    eye: float,
-    height: float,
+    camera_height: float,
+    agent_height: float,
     place: wp.array2d(dtype=wp.vec3),
     yaw: wp.array2d(dtype=float),
     present: wp.array2d(dtype=wp.bool),
@@ -305,16 +314,17 @@ def aim(
     body_kind: wp.array2d(dtype=int),
     body_place: wp.array2d(dtype=wp.vec3),
 ):
-    """Where the camera is and looks to, and what others see of the agent."""
+    """Write the pose of the camera, and the body that other agents see."""
     half = 0.5 * yaw[env, agent]
     here = place[env, agent]
-    eye_place[env, agent] = wp.vec3(here[0], here[1], here[2] + eye)
+    eye_place[env, agent] = wp.vec3(here[0], here[1], here[2] + camera_height)
     eye_turn[env, agent] = wp.quat(0.0, 0.0, wp.sin(half), wp.cos(half))
     body_kind[env, agent] = wp.where(present[env, agent], CAPSULE, NONE)
-    body_place[env, agent] = wp.vec3(here[0], here[1], here[2] + 0.5 * height)
+    body_place[env, agent] = wp.vec3(here[0], here[1], here[2] + 0.5 * agent_height)
 
 
 @wp.func
-def show_alive(env: int, agent: int, present: wp.array2d(dtype=wp.bool), alive: wp.array2d(dtype=wp.bool)):
-    """Who has stopped has left the game."""
+@no_type_check
+def update_alive(env: int, agent: int, present: wp.array2d(dtype=wp.bool), alive: wp.array2d(dtype=wp.bool)):
+    """Mark agents that have stopped as no longer alive."""
     alive[env, agent] = present[env, agent]

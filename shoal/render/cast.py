@@ -1,4 +1,6 @@
-"""Where a ray meets a scene: the way through the packed tree (see `scene.pack`), and texture lookups."""
+"""Ray casting: traversal of the packed tree (see `scene.pack`), and texture lookups."""
+
+from typing import no_type_check
 
 import warp as wp
 
@@ -6,11 +8,11 @@ from shoal.scene.memory import MIDDLE
 from shoal.scene.pack import LEAF_BITS, LOOK_WORDS, MATERIAL_WORDS, NODE_WORDS, TRIANGLE_WORDS
 from shoal.scene.tree import STACK
 
-# Alone in this room, sums and products may be fused: rays need speed more than the same last bit on CPU and GPU.
+# Only this package fuses sums and products: speed of rays matters more than equal last bits on CPU and GPU.
 wp.set_module_options({"enable_backward": False})
 
 NODES, TRIANGLES, LOOKS, MATERIALS, TEXELS = 0, 1, 2, 3, 4
-"""Columns of the table of scenes: the first word of each section."""
+"""Columns of the table of scenes; each holds the first word of a section."""
 
 Words = wp.array(dtype=wp.vec4)
 Table = wp.array2d(dtype=int)
@@ -20,10 +22,10 @@ _LOOK = wp.constant(LOOK_WORDS)
 _MATERIAL = wp.constant(MATERIAL_WORDS)
 
 EDGE = 1e-5
-"""How far a triangle reaches over its edges, in parts of its size, so that no ray slips through between two."""
+"""Fraction of its size by which a triangle extends over its edges, so that no ray passes between two triangles."""
 
-# The one loop of the project that is not Python: Warp clears every local array, and clearing a stack of 512 bytes per
-# ray would cost as much as the way through the tree. It is plain C++, for CPUs and GPUs alike.
+# The only loop that is not Python: Warp clears local arrays, and clearing a stack of 512 bytes per ray would cost as
+# much as the traversal. It is plain C++, for CPUs and GPUs.
 TRAVERSAL = f"""
     struct Word {{ float x, y, z, w; }};
     struct Entry {{ int child; float distance; }};
@@ -36,16 +38,16 @@ TRAVERSAL = f"""
 #endif
     const float ox = origin[0], oy = origin[1], oz = origin[2];
     const float dx = direction[0], dy = direction[1], dz = direction[2];
-    // A ray along an axis would make 0 x inf in the test of a box.
+    // Avoids 0 x inf in box tests of rays along an axis.
     const float ix = 1.0f / (wp::abs(dx) < 1e-12f ? 1e-12f : dx);
     const float iy = 1.0f / (wp::abs(dy) < 1e-12f ? 1e-12f : dy);
     const float iz = 1.0f / (wp::abs(dz) < 1e-12f ? 1e-12f : dz);
     const float sx = -ox * ix, sy = -oy * iy, sz = -oz * iz;
-    // Of each axis, which word of a node holds the nearer sides of the boxes.
+    // By axis, the word of a node with the nearer sides of the boxes.
     const int ax = ix < 0.0f ? 1 : 0, ay = iy < 0.0f ? 3 : 2, az = iz < 0.0f ? 5 : 4;
     const int bx = 1 - ax, by = 5 - ay, bz = 9 - az;
     const float NEVER = 3e38f;
-    // The next child that begins before what has been met.
+    // The next child that begins before the nearest hit.
     #define SHOAL_NEXT \\
         at = DONE; \\
         while (count > 0) {{ \\
@@ -53,21 +55,21 @@ TRAVERSAL = f"""
             if (stack[count].distance <= best) {{ at = stack[count].child; break; }} \\
         }}
     float best = far, best_u = 0.0f, best_v = 0.0f;
-    int met = -1;
-    Entry stack[{STACK} + 1];  // the last may be written to without being kept
+    int nearest = -1;
+    Entry stack[{STACK} + 1];  // the last entry is scratch
     int count = 0;
     int at = 0;
     const int DONE = -1;
     while (at != DONE) {{
-        // Down to the next leaf. On a GPU the rays of a warp do this together, and then test triangles together.
+        // Descend to the next leaf. On a GPU the rays of a warp first descend together, then test triangles together.
         while (at >= 0) {{
             const int node = nodes + at * {NODE_WORDS};
             const auto nx = SHOAL_READ(node + ax), fx = SHOAL_READ(node + bx);
             const auto ny = SHOAL_READ(node + ay), fy = SHOAL_READ(node + by);
             const auto nz = SHOAL_READ(node + az), fz = SHOAL_READ(node + bz);
-            const auto ways = SHOAL_READ(node + 6);
+            const auto children = SHOAL_READ(node + 6);
             #define SHOAL_BOX(k, t, c) \\
-                int c = wp::cast<int>(ways.k); \\
+                int c = wp::cast<int>(children.k); \\
                 float t = wp::max(wp::max(nx.k * ix + sx, ny.k * iy + sy), wp::max(nz.k * iz + sz, 1e-30f)); \\
                 const float t##_z = wp::min(wp::min(fx.k * ix + sx, fy.k * iy + sy), wp::min(fz.k * iz + sz, best)); \\
                 if (!(t <= t##_z)) t = NEVER;
@@ -75,14 +77,14 @@ TRAVERSAL = f"""
             SHOAL_BOX(y, t1, c1)
             SHOAL_BOX(z, t2, c2)
             SHOAL_BOX(w, t3, c3)
-            // The four children from near to far, by a sorting network; the nearest is next, the others wait.
-            // Without branches: the rays of a warp would part at each.
+            // Sort the four children by distance; visit the nearest, push the others.
+            // The sorting network has no branches, at which the rays of a warp would diverge.
             #define SHOAL_SORT(i, j) {{ \\
-                const bool turn = t##j < t##i; \\
-                const float t = turn ? t##j : t##i; \\
-                const int c = turn ? c##j : c##i; \\
-                t##j = turn ? t##i : t##j; \\
-                c##j = turn ? c##i : c##j; \\
+                const bool swap = t##j < t##i; \\
+                const float t = swap ? t##j : t##i; \\
+                const int c = swap ? c##j : c##i; \\
+                t##j = swap ? t##i : t##j; \\
+                c##j = swap ? c##i : c##j; \\
                 t##i = t; \\
                 c##i = c; \\
             }}
@@ -107,25 +109,25 @@ TRAVERSAL = f"""
         const int first = code >> {LEAF_BITS};
         const int last = first + (code & 7);
         for (int k = first; k < last; ++k) {{
-            const int place = triangles + k * {TRIANGLE_WORDS};
-            const auto h = SHOAL_READ(place + 2);
+            const int base = triangles + k * {TRIANGLE_WORDS};
+            const auto h = SHOAL_READ(base + 2);
             const float t = -(h.x * ox + h.y * oy + h.z * oz + h.w) / (h.x * dx + h.y * dy + h.z * dz);
-            // Of several at the same distance, the first in order; behind a hole, the next.
+            // At equal distances the first triangle wins; behind a hole, the next one.
             const bool after = t > beyond || (t == beyond && k > last_hole);
-            if (after && (t < best || (t == best && 2 * k < met))) {{
+            if (after && (t < best || (t == best && 2 * k < nearest))) {{
                 const float px = ox + t * dx, py = oy + t * dy, pz = oz + t * dz;
-                const auto a = SHOAL_READ(place), b = SHOAL_READ(place + 1);
+                const auto a = SHOAL_READ(base), b = SHOAL_READ(base + 1);
                 const float u = a.x * px + a.y * py + a.z * pz + a.w;
                 const float v = b.x * px + b.y * py + b.z * pz + b.w;
                 if (u >= -{EDGE}f && v >= -{EDGE}f && u + v <= 1.0f + {EDGE}f) {{
                     best = t; best_u = u; best_v = v;
-                    met = 2 * k + ((code >> 3) & 1);
+                    nearest = 2 * k + ((code >> 3) & 1);
                 }}
             }}
         }}
         SHOAL_NEXT
     }}
-    return wp::vec4(best, best_u, best_v, wp::cast<float>(met));
+    return wp::vec4(best, best_u, best_v, wp::cast<float>(nearest));
     #undef SHOAL_READ
     #undef SHOAL_NEXT
     #undef SHOAL_BOX
@@ -144,9 +146,9 @@ def traverse(
     last_hole: int,
     far: float,
 ) -> wp.vec4:
-    """The nearest triangle between `beyond` and `far`: distance, u, v and, as bits, 2 x triangle + holes (-1: none).
+    """Nearest triangle between `beyond` and `far`: distance, u, v and, as bits, 2 x triangle + holes (-1: none).
 
-    At distance `beyond` itself, those after triangle `last_hole`.
+    At distance `beyond` itself, only triangles after `last_hole` count.
     """
     ...
 
@@ -160,13 +162,13 @@ def traverse(
 #endif
 """)
 def word(words: Words, index: int) -> wp.vec4:
-    """Four numbers in one read; Warp's own indexing makes four reads of them."""
+    """Four numbers in one read; Warp's indexing would issue four reads."""
     ...
 
 
 @wp.struct
 class Hit:
-    """The nearest meeting of a ray so far: distance in lengths of the direction, triangle (-1: none), place on it."""
+    """Nearest hit of a ray so far: distance in lengths of the direction, triangle (-1: none), coordinates on it."""
 
     distance: float
     triangle: int
@@ -175,14 +177,16 @@ class Hit:
 
 
 @wp.func
+@no_type_check
 def bits(number: float) -> int:
-    """A number's bits as an integer."""
+    """The bits of a float as an integer."""
     return wp.cast(number, int)
 
 
 @wp.func
+@no_type_check
 def holds_scene(table: Table, row: int) -> bool:
-    """Whether there is a scene in this row; anything else would lead into memory that means something else."""
+    """Whether there is a scene in this row; other rows must not be read."""
     there = bool(False)
     if row >= 0 and row < table.shape[0]:
         there = table[row, NODES] >= 0
@@ -190,8 +194,9 @@ def holds_scene(table: Table, row: int) -> bool:
 
 
 @wp.func
+@no_type_check
 def trace(words: Words, table: Table, row: int, origin: wp.vec3, direction: wp.vec3, hit: Hit) -> Hit:
-    """The nearest solid place of scene `row` before `hit.distance`, or `hit` as it was."""
+    """Nearest hit of scene `row` before `hit.distance`, not counting holes, or `hit` unchanged."""
     found = hit
     beyond = float(1.0e-4)
     searching = holds_scene(table, row)
@@ -205,32 +210,34 @@ def trace(words: Words, table: Table, row: int, origin: wp.vec3, direction: wp.v
         )
     while searching:
         nodes = table[row, NODES]
-        met = traverse(words, nodes, table[row, TRIANGLES], start, direction, beyond, last_hole, hit.distance)
-        code = bits(met[3])
+        nearest = traverse(words, nodes, table[row, TRIANGLES], start, direction, beyond, last_hole, hit.distance)
+        code = bits(nearest[3])
         searching = False
         if code >= 0:
             triangle = code >> 1
-            # Through a hole the search goes on behind it.
+            # At a hole, continue the search behind it.
             if (code & 1) == 1:
-                searching = not is_solid(words, table, row, triangle, met[1], met[2])
-                beyond = met[0]
+                searching = not is_solid(words, table, row, triangle, nearest[1], nearest[2])
+                beyond = nearest[0]
                 last_hole = triangle
             if not searching:
-                found.distance = met[0]
+                found.distance = nearest[0]
                 found.triangle = triangle
-                found.u = met[1]
-                found.v = met[2]
+                found.u = nearest[1]
+                found.v = nearest[2]
     return found
 
 
 @wp.func
+@no_type_check
 def face_normal(words: Words, table: Table, row: int, triangle: int) -> wp.vec3:
-    """The normal of a triangle, of length 1, to either side."""
+    """Unit normal of a triangle, to either side."""
     height = word(words, table[row, TRIANGLES] + triangle * _TRIANGLE + 2)
     return wp.vec3(height[0], height[1], height[2])
 
 
 @wp.func
+@no_type_check
 def unpack(packed: float) -> wp.vec4:
     """Red, green, blue and alpha, 0 to 1, from the four bytes of a number."""
     n = wp.cast(packed, wp.uint32)
@@ -243,20 +250,24 @@ def unpack(packed: float) -> wp.vec4:
 
 
 @wp.func
+@no_type_check
 def texel(words: Words, first: int, index: int) -> wp.vec4:
     """One pixel of a texture."""
     return unpack(words[first + (index >> 2)][index & 3])
 
 
 @wp.func
+@no_type_check
 def wrap(i: int, size: int) -> int:
+    """Index modulo size, for negative indices too."""
     j = i % size
     return wp.where(j < 0, j + size, j)
 
 
 @wp.func
-def sample(words: Words, texels: int, picture: wp.vec4, u: float, v: float, level: float) -> wp.vec4:
-    """A texture at (u, v), v up, repeated, linear between the pixels of the level nearest to `level`."""
+@no_type_check
+def sample_texture(words: Words, texels: int, picture: wp.vec4, u: float, v: float, level: float) -> wp.vec4:
+    """Texture color at (u, v), v up: repeated, bilinear, at the mipmap level nearest to `level`."""
     index = bits(picture[0])
     width = bits(picture[1]) & 65535
     height = bits(picture[1]) >> 16
@@ -284,15 +295,17 @@ def sample(words: Words, texels: int, picture: wp.vec4, u: float, v: float, leve
 
 
 @wp.func
-def texture_place(one: wp.vec4, two: wp.vec4, u: float, v: float) -> wp.vec2:
-    """Texture coordinates at a place on a triangle, from the first two words of its look."""
+@no_type_check
+def texture_coordinates(one: wp.vec4, two: wp.vec4, u: float, v: float) -> wp.vec2:
+    """Texture coordinates of a point on a triangle, from the first two words of its look."""
     w = 1.0 - u - v
     return wp.vec2(one[0] * w + one[2] * u + two[0] * v, one[1] * w + one[3] * u + two[1] * v)
 
 
 @wp.func
-def surface(words: Words, table: Table, row: int, triangle: int, u: float, v: float, fineness: float) -> wp.vec4:
-    """Color and alpha of a place on a triangle. `fineness` is log2 of the pixel's size there, in meters."""
+@no_type_check
+def surface_color(words: Words, table: Table, row: int, triangle: int, u: float, v: float, fineness: float) -> wp.vec4:
+    """Color and alpha of a point on a triangle. `fineness` is log2 of the pixel's size there, in meters."""
     look = table[row, LOOKS] + triangle * _LOOK
     one = word(words, look)
     two = word(words, look + 1)
@@ -303,19 +316,20 @@ def surface(words: Words, table: Table, row: int, triangle: int, u: float, v: fl
     tint = unpack(three[0]) * (1.0 - u - v) + unpack(three[1]) * u + unpack(three[2]) * v
     color = wp.cw_mul(color, tint)
     if bits(picture[0]) >= 0:
-        place = texture_place(one, two, u, v)
-        seen = sample(words, table[row, TEXELS], picture, place[0], place[1], two[2] + fineness)
+        uv = texture_coordinates(one, two, u, v)
+        seen = sample_texture(words, table[row, TEXELS], picture, uv[0], uv[1], two[2] + fineness)
         color = wp.cw_mul(color, seen)
     return color
 
 
 @wp.func
+@no_type_check
 def is_solid(words: Words, table: Table, row: int, triangle: int, u: float, v: float) -> bool:
-    """Whether the material of the triangle is not cut out here, by the finest level of its picture."""
+    """Whether the material of the triangle is not cut out at this point, by the finest level of its texture."""
     look = table[row, LOOKS] + triangle * _LOOK
     material = table[row, MATERIALS] + (bits(words[look + 1][3]) & 65535) * _MATERIAL
     cutoff = words[material + 1][3]
     solid = bool(True)
     if cutoff > 0.0:
-        solid = surface(words, table, row, triangle, u, v, -100.0)[3] >= cutoff
+        solid = surface_color(words, table, row, triangle, u, v, -100.0)[3] >= cutoff
     return solid

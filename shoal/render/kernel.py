@@ -1,30 +1,30 @@
-"""The kernel that renders: one thread per pixel of every view, made to measure for what the images are to hold."""
+"""The render kernel: one thread per pixel of every view, specialized for the requested images."""
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, no_type_check
 
 import torch
 import warp as wp
 
 from shoal.core.store import TORCH_TYPES
-from shoal.render.cast import LOOKS, Hit, Table, Words, bits, face_normal, holds_scene, surface, trace
-from shoal.render.movers import MESH, meet_shape, near_ray, reach, shape_normal, upright
+from shoal.render.cast import LOOKS, Hit, Table, Words, bits, face_normal, holds_scene, surface_color, trace
+from shoal.render.movers import MESH, bounding_radius, intersect_shape, near_ray, shape_normal, unit_quat
 from shoal.scene.pack import LOOK_WORDS
 
 TILE = (4, 8)
-"""Pixels that 32 neighboring threads share: what they meet lies close together in the tree. (8, 4) is 6 % slower."""
+"""Width and height of the tile of pixels that a warp of 32 threads renders; (8, 4) is 6 % slower."""
 
 BLOCK = 128
 """Threads of a GPU block."""
 
 BLOCKS = 10
-"""Blocks of a multiprocessor at once, which limits a thread to 48 registers: more rays that wait hide more delay."""
+"""Blocks per multiprocessor; limits a thread to 48 registers, for more rays in flight to hide latency."""
 
 RAYS_PER_TILE = TILE[0] * TILE[1]
 
 CHANNELS = {"depth": 1, "rgb": 3, "semantic": 1, "instance": 1, "normal": 3}
-"""What an image can hold, and the channels that it takes."""
+"""Kinds of images and their number of channels."""
 
 DEFAULT_TYPES = {
     "depth": torch.float32,
@@ -33,13 +33,14 @@ DEFAULT_TYPES = {
     "instance": torch.int32,
     "normal": torch.float32,
 }
+"""Default dtype of each kind of image."""
 
 WARP_TYPES = {torch_type: warp_type for warp_type, torch_type in TORCH_TYPES.items() if warp_type not in (float, int)}
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that the kernel is made to measure for."""
+    """Constants that the kernel is compiled for."""
 
     width: int
     height: int
@@ -50,17 +51,18 @@ class Recipe:
 
     @property
     def tiles(self) -> tuple[int, int]:
+        """Number of tiles across and down a view."""
         return -(-self.width // TILE[0]), -(-self.height // TILE[1])
 
     @property
     def rays_per_view(self) -> int:
-        """Threads of a view: its pixels, with those beyond the edges of the last tiles."""
+        """Threads per view, with the padding of the last tiles."""
         return self.tiles[0] * self.tiles[1] * RAYS_PER_TILE
 
 
 @cache
 def render_kernel(recipe: Recipe) -> Any:
-    """The kernel for a recipe; its parameters are those of `render` below."""
+    """The kernel for a recipe, with the parameters of `render` below."""
     kinds = dict(recipe.outputs)
     depth_type, rgb_type, semantic_type, instance_type, normal_type = (
         WARP_TYPES[kinds.get(name, default)] for name, default in DEFAULT_TYPES.items()
@@ -71,16 +73,17 @@ def render_kernel(recipe: Recipe) -> Any:
     wants_facing = wants_normal or (wants_rgb and recipe.light)
     wants_more = wants_rgb or wants_semantic or wants_instance or wants_normal
     depth_bytes, rgb_bytes, normal_bytes = (kind is wp.uint8 for kind in (depth_type, rgb_type, normal_type))
-    # What does not fit in a byte is told as 255, not as something else.
+    # Numbers that do not fit in a byte become 255.
     most_semantic, most_instance = (255 if kind is wp.uint8 else 2**31 - 1 for kind in (semantic_type, instance_type))
     has_movers, light, masked = recipe.movers, recipe.light, recipe.masked
 
+    @no_type_check
     def render(
         first: int,
-        # the scenes
+        # scenes
         words: Words,
         table: Table,
-        # the views
+        # views
         position: wp.array(dtype=wp.vec3),
         rotation: wp.array(dtype=wp.quat),
         slope: wp.array(dtype=float),
@@ -89,17 +92,17 @@ def render_kernel(recipe: Recipe) -> Any:
         far: float,
         max_depth: float,
         sky: wp.vec3,
-        # the moving things
+        # moving objects
         env: wp.array(dtype=int),
-        seen: wp.array2d(dtype=int),
+        visible: wp.array2d(dtype=int),
         kind: wp.array2d(dtype=int),
-        place: wp.array2d(dtype=wp.vec3),
-        turn: wp.array2d(dtype=wp.quat),
+        mover_position: wp.array2d(dtype=wp.vec3),
+        mover_rotation: wp.array2d(dtype=wp.quat),
         size: wp.array2d(dtype=wp.vec3),
         color: wp.array2d(dtype=wp.vec3),
         mover_semantic: wp.array2d(dtype=int),
         mover_instance: wp.array2d(dtype=int),
-        # the images
+        # images
         depth: wp.array4d(dtype=depth_type),
         rgb: wp.array4d(dtype=rgb_type),
         semantic: wp.array4d(dtype=semantic_type),
@@ -117,14 +120,14 @@ def render_kernel(recipe: Recipe) -> Any:
         if wp.static(masked):
             wanted = wanted and only[view]
         if wanted:
-            # The camera looks along x, with y to the left and z up. The direction's length along the view axis is 1,
-            # so a distance along the ray is a depth.
+            # The camera faces along x, with y to the left and z up. The direction has length 1 along the view axis,
+            # so a distance in lengths of the direction is a depth.
             wide = slope[view]
             step = 2.0 * wide / wp.static(float(width))
             left = wide - (float(x) + 0.5) * step
             up = (0.5 * wp.static(float(height)) - float(y) - 0.5) * step
             origin = position[view]
-            direction = wp.quat_rotate(upright(rotation[view]), wp.vec3(1.0, left, up))
+            direction = wp.quat_rotate(unit_quat(rotation[view]), wp.vec3(1.0, left, up))
             row = scene[view]
             hit = Hit()
             hit.distance = far
@@ -136,13 +139,13 @@ def render_kernel(recipe: Recipe) -> Any:
             hit_direction = direction
             if wp.static(has_movers):
                 e = env[view]
-                for k in range(seen[view, 0]):
-                    m = seen[view, k + 1]
+                for k in range(visible[view, 0]):
+                    m = visible[view, k + 1]
                     what = kind[e, m]
                     shape = size[e, m]
-                    offset = place[e, m] - origin
-                    if near_ray(offset, reach(what, shape, table), direction, hit):
-                        pose = upright(turn[e, m])
+                    offset = mover_position[e, m] - origin
+                    if near_ray(offset, bounding_radius(what, shape, table), direction, hit):
+                        pose = unit_quat(mover_rotation[e, m])
                         local_origin = wp.quat_rotate_inv(pose, -offset)
                         local_direction = wp.quat_rotate_inv(pose, direction)
                         if what >= wp.static(MESH):
@@ -155,7 +158,7 @@ def render_kernel(recipe: Recipe) -> Any:
                                 hit_origin = local_origin
                                 hit_direction = local_direction
                         else:
-                            distance = meet_shape(what, shape, local_origin, local_direction)
+                            distance = intersect_shape(what, shape, local_origin, local_direction)
                             if distance < hit.distance:
                                 hit.distance = distance
                                 mover = m
@@ -167,19 +170,19 @@ def render_kernel(recipe: Recipe) -> Any:
                     value = value * (255.0 / max_depth) + 0.5
                 depth[view, y, x, 0] = depth_type(value)
             if wp.static(wants_more):
-                met = hit.distance < far
+                is_hit = hit.distance < far
                 shown = row
                 what = int(0)
                 if wp.static(has_movers):
                     if mover >= 0:
                         what = kind[e, mover]
                         shown = what - wp.static(MESH)
-                of_mesh = met and (mover < 0 or what >= wp.static(MESH))
+                of_mesh = is_hit and (mover < 0 or what >= wp.static(MESH))
                 label = int(0)
-                thing = int(0)
+                object_id = int(0)
                 facing = wp.vec3()
                 if wp.static(wants_facing):
-                    if met:
+                    if is_hit:
                         if of_mesh:
                             facing = face_normal(words, table, shown, hit.triangle)
                             if wp.static(has_movers):
@@ -190,7 +193,7 @@ def render_kernel(recipe: Recipe) -> Any:
                                 if not of_mesh:
                                     spot = hit_origin + hit.distance * hit_direction
                                     facing = shape_normal(what, size[e, mover], spot)
-                                facing = wp.quat_rotate(upright(turn[e, mover]), facing)
+                                facing = wp.quat_rotate(unit_quat(mover_rotation[e, mover]), facing)
                         facing = wp.normalize(facing)
                         if wp.dot(facing, direction) > 0.0:
                             facing = -facing
@@ -198,16 +201,16 @@ def render_kernel(recipe: Recipe) -> Any:
                     if of_mesh:
                         look = table[shown, wp.static(LOOKS)] + hit.triangle * wp.static(LOOK_WORDS)
                         label = (bits(words[look + 1][3]) >> 16) & 65535
-                        thing = bits(words[look + 2][3])
+                        object_id = bits(words[look + 2][3])
                     if wp.static(has_movers):
                         if mover >= 0:
                             label = mover_semantic[e, mover]
-                            thing = mover_instance[e, mover]
+                            object_id = mover_instance[e, mover]
                 if wp.static(wants_rgb):
                     tint = sky
                     if of_mesh:
                         fineness = wp.log2(hit.distance * step)
-                        paint = surface(words, table, shown, hit.triangle, hit.u, hit.v, fineness)
+                        paint = surface_color(words, table, shown, hit.triangle, hit.u, hit.v, fineness)
                         tint = wp.vec3(paint[0], paint[1], paint[2])
                     if wp.static(has_movers):
                         if mover >= 0:
@@ -216,8 +219,8 @@ def render_kernel(recipe: Recipe) -> Any:
                             else:
                                 tint = color[e, mover]
                     if wp.static(light):
-                        if met:
-                            # From above, and from the camera.
+                        if is_hit:
+                            # Light from above and from the camera.
                             frontal = -wp.dot(facing, wp.normalize(direction))
                             tint = tint * (0.5 + 0.2 * (0.5 + 0.5 * facing[2]) + 0.3 * frontal)
                     for c in range(3):
@@ -228,7 +231,7 @@ def render_kernel(recipe: Recipe) -> Any:
                 if wp.static(wants_semantic):
                     semantic[view, y, x, 0] = semantic_type(wp.min(label, most_semantic))
                 if wp.static(wants_instance):
-                    instance[view, y, x, 0] = instance_type(wp.min(thing, most_instance))
+                    instance[view, y, x, 0] = instance_type(wp.min(object_id, most_instance))
                 if wp.static(wants_normal):
                     for c in range(3):
                         value = facing[c]
@@ -241,6 +244,7 @@ def render_kernel(recipe: Recipe) -> Any:
 
 
 @wp.kernel(module="unique", module_options={"enable_backward": False})
+@no_type_check
 def find_movers(
     first: int,
     table: Table,
@@ -252,31 +256,31 @@ def find_movers(
     env: wp.array(dtype=int),
     hidden: wp.array(dtype=int),
     kind: wp.array2d(dtype=int),
-    place: wp.array2d(dtype=wp.vec3),
+    mover_position: wp.array2d(dtype=wp.vec3),
     size: wp.array2d(dtype=wp.vec3),
-    seen: wp.array2d(dtype=int),
+    visible: wp.array2d(dtype=int),
 ):
-    """List for each view the moving things of its env that its field of view touches; `seen[view, 0]` counts them."""
+    """List for each view the objects of its env that intersect the view frustum; `visible[view, 0]` is their number."""
     view = first + wp.tid()
     e = env[view]
     wide = slope[view]
     high = wide * ratio
     count = int(0)
-    things = int(0)
+    objects = int(0)
     if e >= 0 and e < kind.shape[0]:
-        things = kind.shape[1]
-    for m in range(things):
+        objects = kind.shape[1]
+    for m in range(objects):
         what = kind[e, m]
         shown = what > 0 and m != hidden[view]
         if what >= MESH:
             shown = shown and holds_scene(table, what - MESH)
         if shown:
-            radius = reach(what, size[e, m], table)
-            c = wp.quat_rotate_inv(upright(rotation[view]), place[e, m] - position[view])
+            radius = bounding_radius(what, size[e, m], table)
+            c = wp.quat_rotate_inv(unit_quat(rotation[view]), mover_position[e, m] - position[view])
             ahead = c[0] + radius > 0.0 and c[0] - radius < far
             across = wp.abs(c[1]) - c[0] * wide <= radius * wp.sqrt(1.0 + wide * wide)
             along = wp.abs(c[2]) - c[0] * high <= radius * wp.sqrt(1.0 + high * high)
             if ahead and across and along:
                 count += 1
-                seen[view, count] = m
-    seen[view, 0] = count
+                visible[view, count] = m
+    visible[view, 0] = count

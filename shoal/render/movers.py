@@ -1,7 +1,7 @@
-"""Things that move: boxes, spheres, cylinders, capsules and meshes with their own pose in each env."""
+"""Moving objects: boxes, spheres, cylinders, capsules and meshes with their own pose in each env."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, no_type_check
 
 import torch
 import warp as wp
@@ -13,21 +13,21 @@ from shoal.scene.memory import RADIUS
 
 NONE, BOX, SPHERE, CYLINDER, CAPSULE = 0, 1, 2, 3, 4
 MESH = 16
-"""Kind MESH + row is the scene in that row of the scene memory."""
+"""Kind MESH + row is the mesh of the scene in that row of the scene memory."""
 
 
 @dataclass(frozen=True)
 class Movers:
-    """`[envs, per_env]` things, each seen by the cameras of its env only. Write the tensors; the next image shows it.
+    """`[envs, per_env]` objects, visible only to the cameras of their env. Changes of the tensors show in the next image.
 
     | tensor | shape | meaning |
     |---|---|---|
     | kind | int32 [E, M] | NONE, BOX, SPHERE, CYLINDER, CAPSULE, or MESH + row of a scene |
     | position | float32 [E, M, 3] | meters |
     | rotation | float32 [E, M, 4] | quaternion x, y, z, w |
-    | size | float32 [E, M, 3] | half lengths of a box, half axes of a sphere or cylinder (along z), meters; of a capsule the radius and half the length of its straight part; of a mesh the scale |
+    | size | float32 [E, M, 3] | box: half extents; sphere, cylinder (along z): half axes; capsule: radius, unused, half the length of the straight part (meters); mesh: scale |
     | color | float32 [E, M, 3] | red, green, blue, 0 to 1 |
-    | semantic, instance | int32 [E, M] | what the label and object images show |
+    | semantic, instance | int32 [E, M] | values in the semantic and instance images |
     """  # noqa: E501 - a table
 
     kind: torch.Tensor
@@ -42,9 +42,9 @@ class Movers:
 
     @classmethod
     def make(cls, envs: int, per_env: int, device: str | torch.device) -> "Movers":
-        """Nothing to be seen yet: kind NONE, unturned, of size 1, white."""
+        """Allocate invisible objects: kind NONE, no rotation, size 1, white."""
         if envs < 1 or per_env < 1:
-            raise ShoalError(f"Moving things need at least one env and one thing each, not {envs} and {per_env}.")
+            raise ShoalError(f"Movers need at least one env and one object per env, got {envs} and {per_env}.")
         device = full_device(device)
         shape = (envs, per_env)
         rotation = torch.zeros(*shape, 4, device=device)
@@ -61,8 +61,9 @@ class Movers:
 
 
 @wp.func
-def reach(kind: int, size: wp.vec3, table: Table) -> float:
-    """The radius of a ball around the thing's position that holds all of it."""
+@no_type_check
+def bounding_radius(kind: int, size: wp.vec3, table: Table) -> float:
+    """Radius of the bounding sphere around the object's position."""
     size = wp.abs(size)
     if kind == BOX:
         return wp.length(size)
@@ -76,21 +77,24 @@ def reach(kind: int, size: wp.vec3, table: Table) -> float:
 
 
 @wp.func
-def solid(size: wp.vec3) -> wp.vec3:
-    """Half lengths, positive: something flat is a micrometer thick."""
+@no_type_check
+def half_extents(size: wp.vec3) -> wp.vec3:
+    """Positive half extents; flat objects get a thickness of a micrometer."""
     return wp.max(wp.abs(size), wp.vec3(1.0e-6))
 
 
 @wp.func
-def upright(turn: wp.quat) -> wp.quat:
-    """A rotation of length 1; one of length 0 does not turn."""
-    length = wp.length(turn)
-    return wp.where(length > 0.0, turn / wp.max(length, 1.0e-30), wp.quat_identity())
+@no_type_check
+def unit_quat(q: wp.quat) -> wp.quat:
+    """The quaternion normalized; the identity for zero."""
+    length = wp.length(q)
+    return wp.where(length > 0.0, q / wp.max(length, 1.0e-30), wp.quat_identity())
 
 
 @wp.func
-def meet_box(o: wp.vec3, d: wp.vec3) -> float:
-    """Where a ray enters the box from -1 to 1 (or leaves it, from within); inf if never."""
+@no_type_check
+def intersect_box(o: wp.vec3, d: wp.vec3) -> float:
+    """Distance at which a ray enters the box from -1 to 1, or leaves it from inside; inf if it misses."""
     a = wp.cw_div(wp.vec3(-1.0) - o, d)
     b = wp.cw_div(wp.vec3(1.0) - o, d)
     enter = wp.max(wp.min(a, b))
@@ -99,8 +103,9 @@ def meet_box(o: wp.vec3, d: wp.vec3) -> float:
 
 
 @wp.func
-def meet_round(a: float, b: float, c: float) -> float:
-    """The least positive root of a t² + 2 b t + c; inf if there is none."""
+@no_type_check
+def smallest_positive_root(a: float, b: float, c: float) -> float:
+    """Smallest positive root of a t² + 2 b t + c; inf if there is none."""
     inside = b * b - a * c
     if inside < 0.0 or a == 0.0:
         return wp.inf
@@ -111,13 +116,16 @@ def meet_round(a: float, b: float, c: float) -> float:
 
 
 @wp.func
-def meet_ball(o: wp.vec3, d: wp.vec3, radius: float) -> float:
-    return meet_round(wp.dot(d, d), wp.dot(o, d), wp.dot(o, o) - radius * radius)
+@no_type_check
+def intersect_sphere(o: wp.vec3, d: wp.vec3, radius: float) -> float:
+    """Distance to a sphere around the origin; inf if the ray misses."""
+    return smallest_positive_root(wp.dot(d, d), wp.dot(o, d), wp.dot(o, o) - radius * radius)
 
 
 @wp.func
-def meet_end(o: wp.vec3, d: wp.vec3, radius: float, side: float) -> float:
-    """The outer half of the ball at an end of a capsule, above (side 1) or below (-1) its middle."""
+@no_type_check
+def intersect_cap(o: wp.vec3, d: wp.vec3, radius: float, side: float) -> float:
+    """Distance to the outer half sphere at the upper (side 1) or lower (-1) end of a capsule."""
     a = wp.dot(d, d)
     b = wp.dot(o, d)
     inside = b * b - a * (wp.dot(o, o) - radius * radius)
@@ -134,8 +142,9 @@ def meet_end(o: wp.vec3, d: wp.vec3, radius: float, side: float) -> float:
 
 
 @wp.func
-def meet_tube(o: wp.vec3, d: wp.vec3, radius: float, half: float) -> float:
-    """The wall of an upright cylinder: the nearer meeting, or the farther where the nearer lies above or below."""
+@no_type_check
+def intersect_tube(o: wp.vec3, d: wp.vec3, radius: float, half: float) -> float:
+    """Distance to the wall of an upright cylinder: the nearer hit, or the farther one if the nearer is off its ends."""
     a = d[0] * d[0] + d[1] * d[1]
     b = o[0] * d[0] + o[1] * d[1]
     c = o[0] * o[0] + o[1] * o[1] - radius * radius
@@ -153,8 +162,9 @@ def meet_tube(o: wp.vec3, d: wp.vec3, radius: float, half: float) -> float:
 
 
 @wp.func
-def meet_lid(o: wp.vec3, d: wp.vec3, height: float) -> float:
-    """The round lid of radius 1 of an upright cylinder."""
+@no_type_check
+def intersect_disk(o: wp.vec3, d: wp.vec3, height: float) -> float:
+    """Distance to a horizontal disk of radius 1 at a height; inf if the ray misses."""
     t = (height - o[2]) / d[2]
     x = o[0] + t * d[0]
     y = o[1] + t * d[1]
@@ -162,30 +172,32 @@ def meet_lid(o: wp.vec3, d: wp.vec3, height: float) -> float:
 
 
 @wp.func
-def meet_shape(kind: int, size: wp.vec3, o: wp.vec3, d: wp.vec3) -> float:
-    """Distance to a simple shape along a ray in its own frame (unscaled); inf if it is not met."""
-    size = solid(size)
+@no_type_check
+def intersect_shape(kind: int, size: wp.vec3, o: wp.vec3, d: wp.vec3) -> float:
+    """Distance to a shape along a ray in its (unscaled) frame; inf if the ray misses."""
+    size = half_extents(size)
     unit_o = wp.cw_div(o, size)
     unit_d = wp.cw_div(d, size)
     best = float(wp.inf)
     if kind == BOX:
-        best = meet_box(unit_o, unit_d)
+        best = intersect_box(unit_o, unit_d)
     elif kind == SPHERE:
-        best = meet_ball(unit_o, unit_d, 1.0)
+        best = intersect_sphere(unit_o, unit_d, 1.0)
     elif kind == CYLINDER:
-        lids = wp.min(meet_lid(unit_o, unit_d, 1.0), meet_lid(unit_o, unit_d, -1.0))
-        best = wp.min(meet_tube(unit_o, unit_d, 1.0, 1.0), lids)
+        lids = wp.min(intersect_disk(unit_o, unit_d, 1.0), intersect_disk(unit_o, unit_d, -1.0))
+        best = wp.min(intersect_tube(unit_o, unit_d, 1.0, 1.0), lids)
     elif kind == CAPSULE:
         up = wp.vec3(0.0, 0.0, size[2])
-        best = meet_tube(o, d, size[0], size[2])
-        best = wp.min(best, wp.min(meet_end(o - up, d, size[0], 1.0), meet_end(o + up, d, size[0], -1.0)))
+        best = intersect_tube(o, d, size[0], size[2])
+        best = wp.min(best, wp.min(intersect_cap(o - up, d, size[0], 1.0), intersect_cap(o + up, d, size[0], -1.0)))
     return best
 
 
 @wp.func
+@no_type_check
 def shape_normal(kind: int, size: wp.vec3, point: wp.vec3) -> wp.vec3:
-    """The outward normal (any length) at a point on a simple shape, in its own frame."""
-    size = solid(size)
+    """Outward normal, of any length, at a point on a shape in its frame."""
+    size = half_extents(size)
     unit = wp.cw_div(point, size)
     normal = wp.cw_div(unit, size)
     if kind == BOX:
@@ -207,8 +219,9 @@ def shape_normal(kind: int, size: wp.vec3, point: wp.vec3) -> wp.vec3:
 
 
 @wp.func
+@no_type_check
 def near_ray(center: wp.vec3, radius: float, direction: wp.vec3, hit: Hit) -> bool:
-    """Whether a ray from the origin comes within `radius` of `center` before what it has met."""
+    """Whether a ray from the origin comes within `radius` of `center` before its nearest hit."""
     along = wp.dot(center, direction) / wp.dot(direction, direction)
     miss = center - along * direction
     length = radius / wp.length(direction)

@@ -1,4 +1,4 @@
-"""The renderer: images of many views of many scenes in one call, written where the policy reads them."""
+"""The batch renderer: images of many views of many scenes in one call, written in place."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -33,26 +33,27 @@ KINDS = {
     "instance": (torch.uint8, torch.int32),
     "normal": (torch.uint8, torch.float16, torch.float32),
 }
-"""The element types that each kind of image can have; the first of RGB's, 0 to 255, is its default."""
+"""Possible dtypes of each kind of image."""
 
 WRITTEN_IN_PLACE = ("position", "rotation", "slope", "scene", "env", "hidden")
-"""Tensors of a renderer that stay what they are; assigning to one writes into it."""
+"""Tensors of a renderer whose addresses are fixed: assigning to one copies into it."""
 
 SKY = (0.62, 0.74, 0.88)
+"""RGB color of rays without a hit."""
 
 
 class Renderer:
-    """Renders `views` images at once. Write `position`, `rotation`, `slope` and `scene`, or give poses; call `render`.
+    """Renders `views` images at once. Write `position`, `rotation`, `slope` and `scene`, or pass poses; call `render`.
 
-    A camera that is not turned looks along x; y is to its left, z up (meters). Depth is measured along the view axis.
+    A camera without rotation faces along x; y is to its left, z up (meters). Depth is measured along the view axis.
 
-    | output | channels | types | holds |
+    | output | channels | dtypes | values |
     |---|---|---|---|
-    | depth | 1 | float32, float16, uint8 | meters, at most `max_depth`; as bytes 255 is `max_depth` |
-    | rgb | 3 | uint8, float16, float32 | 0 to 255, or 0 to 1 |
+    | depth | 1 | float32, float16, uint8 | meters, at most `max_depth`; uint8: 255 is `max_depth` |
+    | rgb | 3 | uint8, float16, float32 | uint8: 0 to 255; else 0 to 1 |
     | semantic | 1 | int32, uint8 | index into the scene's labels, 0 for none |
     | instance | 1 | int32, uint8 | number of the object, 0 for none |
-    | normal | 3 | float32, float16, uint8 | towards the camera, world axes; as bytes 128 is 0 |
+    | normal | 3 | float32, float16, uint8 | unit vector towards the camera's side, world axes; uint8: 128 is 0 |
     """
 
     def __init__(
@@ -73,15 +74,35 @@ class Renderer:
         position: torch.Tensor | None = None,
         rotation: torch.Tensor | None = None,
     ):
-        """`scene`, `position` and `rotation` are read in place of tensors of the renderer's own."""
+        """
+        Args:
+            scenes: scene memory, or scenes to load.
+            views: number of images.
+            size: width and height [pixels].
+            outputs: images to render, by name, with dtypes if a mapping.
+            fov: horizontal field of view [degrees].
+            far: largest distance of a hit [m].
+            max_depth: largest depth value [m] (None: `far`).
+            light: shade colors by the surface's direction.
+            movers: moving objects.
+            device: where scenes are loaded.
+            own_images: allocate `images`; if False, only `plan_into` renders.
+            scene: int32 [views], used instead of an own tensor.
+            position: float32 [views, 3], used instead of an own tensor.
+            rotation: float32 [views, 4], used instead of an own tensor.
+        """
         init_warp()
         self.memory = scenes if isinstance(scenes, SceneMemory) else _load(scenes, device)
         self.device = self.memory.device
         self.num_views, (self.width, self.height) = views, size
         names = [outputs] if isinstance(outputs, str) else outputs
-        kinds = dict(names) if isinstance(names, Mapping) else {name: DEFAULT_TYPES.get(name) for name in names}
+        kinds = (
+            dict(names)
+            if isinstance(names, Mapping)
+            else {name: DEFAULT_TYPES.get(name, torch.float32) for name in names}
+        )
         check_settings(views, size, kinds, fov, far, max_depth)
-        # Nothing but depth is wanted: what lies beyond its greatest value need not be found.
+        # With depth alone, hits beyond its maximum are not needed.
         self.max_depth = far if max_depth is None else max_depth
         self.far = min(far, self.max_depth) if set(kinds) == {"depth"} else far
         self.movers = movers
@@ -90,9 +111,9 @@ class Renderer:
             return torch.full((views, *shape), value, dtype=dtype, device=self.device)
 
         self.position = make(3) if position is None else position
-        """float32 [views, 3], meters."""
+        """float32 [views, 3]: positions of the cameras [m]."""
         self.rotation = make(4) if rotation is None else rotation
-        """float32 [views, 4], quaternion x, y, z, w."""
+        """float32 [views, 4]: orientations of the cameras, quaternions x, y, z, w."""
         if rotation is None:
             self.rotation[:, 3] = 1.0
         self.slope = make(value=math.tan(math.radians(fov) / 2))
@@ -100,29 +121,34 @@ class Renderer:
         self.scene = make(dtype=torch.int32) if scene is None else scene
         """int32 [views]: row of the scene memory."""
         self.env = torch.arange(views, dtype=torch.int32, device=self.device)
-        """int32 [views]: whose moving things the view sees."""
+        """int32 [views]: env whose moving objects are visible."""
         self.hidden = make(dtype=torch.int32, value=-1)
-        """int32 [views]: the one of them that it does not see (its own body), or -1."""
+        """int32 [views]: index of the moving object that is invisible (the agent's body), or -1."""
         if movers is not None and len(movers.kind) < views:
             self.env %= len(movers.kind)
         wanted = kinds.items() if own_images else ()
         self.images = {name: make(self.height, self.width, CHANNELS[name], dtype=kind) for name, kind in wanted}
-        """[views, height, width, channels] each, written in place by every `render`."""
-        self._seen = make(1 + (movers.kind.shape[1] if movers else 0), dtype=torch.int32)
+        """By name, images [views, height, width, channels], which every `render` overwrites."""
+        self._visible = make(1 + (movers.kind.shape[1] if movers else 0), dtype=torch.int32)
         self._recipe = Recipe(self.width, self.height, tuple(sorted(kinds.items())), light, movers is not None, False)
         self._plan = self.plan_into(self.images) if self.images else None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Kernels are bound to the tensors: another one in their place would not be seen.
+        # Kernels are bound to the addresses of these tensors.
         if name in WRITTEN_IN_PLACE and hasattr(self, name):
             getattr(self, name).copy_(value)
         else:
             super().__setattr__(name, value)
 
     def plan_into(self, images: dict[str, torch.Tensor], only: torch.Tensor | None = None) -> Plan:
-        """A plan that renders into other tensors [views, height, width, channels], which may be parts of larger ones.
+        """A launch plan that renders into other tensors.
 
-        With `only`, bool [views], the other views are left as they are.
+        Args:
+            images: by name, tensors [views, height, width, channels], which may be slices of larger ones.
+            only: bool [views], views to render; the others are left unchanged (None: all).
+
+        Returns:
+            The plan; calling it renders.
         """
 
         def view(tensor: torch.Tensor, dtype: Any) -> wp.array:
@@ -130,9 +156,13 @@ class Renderer:
 
         words, table = view(self.memory.words, wp.vec4), view(self.memory.table, wp.int32)
         position, rotation = view(self.position, wp.vec3), view(self.rotation, wp.quat)
-        slope, env, seen = view(self.slope, wp.float32), view(self.env, wp.int32), view(self._seen, wp.int32)
-        things = self.movers or Movers.make(1, 1, self.device)
-        kind, place, size = view(things.kind, wp.int32), view(things.position, wp.vec3), view(things.size, wp.vec3)
+        slope, env, visible = view(self.slope, wp.float32), view(self.env, wp.int32), view(self._visible, wp.int32)
+        movers = self.movers or Movers.make(1, 1, self.device)
+        kind, mover_position, size = (
+            view(movers.kind, wp.int32),
+            view(movers.position, wp.vec3),
+            view(movers.size, wp.vec3),
+        )
         targets = []
         for name in CHANNELS:
             dtype = images[name].dtype if name in images else DEFAULT_TYPES[name]
@@ -142,7 +172,9 @@ class Renderer:
         if self.movers:
             ratio = self.height / self.width
             inputs = [table, position, rotation, slope, ratio, self.far, env, view(self.hidden, wp.int32)]
-            plan.add_kernel(find_movers, self.num_views, [*inputs, kind, place, size, seen], unit=1, block=BLOCK)
+            plan.add_kernel(
+                find_movers, self.num_views, [*inputs, kind, mover_position, size, visible], unit=1, block=BLOCK
+            )
         recipe = replace(self._recipe, masked=only is not None)
         mask = torch.ones(1, dtype=torch.bool, device=self.device) if only is None else only
         inputs = [words, table, position, rotation, slope, view(self.scene, wp.int32), view(mask, wp.bool)]
@@ -151,21 +183,26 @@ class Renderer:
             self.max_depth,
             wp.vec3(*SKY),
             env,
-            seen,
+            visible,
             kind,
-            place,
-            view(things.rotation, wp.quat),
+            mover_position,
+            view(movers.rotation, wp.quat),
             size,
         ]
-        inputs += [view(things.color, wp.vec3), view(things.semantic, wp.int32), view(things.instance, wp.int32)]
+        inputs += [view(movers.color, wp.vec3), view(movers.semantic, wp.int32), view(movers.instance, wp.int32)]
         count = self.num_views * recipe.rays_per_view
         plan.add_kernel(render_kernel(recipe), count, [*inputs, *targets], unit=recipe.rays_per_view, block=BLOCK)
         return plan
 
     def render(self, poses: torch.Tensor | None = None, scene: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
-        """The images of all views. `poses` [views, 7] are positions and quaternions; without them `position` counts.
+        """Render all views.
 
-        The tensors are the same in every call and are written in place.
+        Args:
+            poses: float32 [views, 7], positions and quaternions (None: `position` and `rotation`).
+            scene: int [views], rows of the scene memory (None: unchanged).
+
+        Returns:
+            The images, by name; the same tensors in every call.
         """
         if poses is not None:
             if poses.shape != (self.num_views, 7):
@@ -177,13 +214,13 @@ class Renderer:
                 raise ShoalError(f"scene must have shape ({self.num_views},), not {tuple(scene.shape)}.")
             self.scene.copy_(scene)
         if self._plan is None:
-            raise ShoalError("This renderer has no images of its own; use plan_into.")
+            raise ShoalError("This renderer was made with own_images=False; use plan_into.")
         self._plan()
         return self.images
 
 
 def heading(yaw: torch.Tensor, pitch: float = 0.0) -> torch.Tensor:
-    """Quaternions [..., 4] of cameras that look towards `yaw` (radians from x towards y) and up by `pitch`."""
+    """Quaternions [..., 4] of cameras that face along `yaw` (from x towards y) and up by `pitch`, in radians."""
     half = yaw / 2
     up, flat = math.sin(-pitch / 2), math.cos(-pitch / 2)
     return torch.stack([-up * half.sin(), up * half.cos(), flat * half.sin(), flat * half.cos()], -1)
@@ -201,22 +238,22 @@ def _load(scenes: Any, device: str | torch.device) -> SceneMemory:
 def check_settings(
     views: int, size: tuple[int, int], kinds: Any, fov: float, far: float, max_depth: float | None
 ) -> None:
-    """Refuse what cannot be rendered, by name."""
+    """Raise a ShoalError for settings that cannot be rendered."""
     if views < 1 or min(size) < 1:
-        raise ShoalError(f"There must be at least one view of one pixel, not {views} of {size[0]} x {size[1]}.")
+        raise ShoalError(f"A renderer needs at least one view of one pixel, got {views} of {size[0]} x {size[1]}.")
     if views * Recipe(*size, (), False, False, False).rays_per_view >= 2**31:
-        raise ShoalError(f"{views} views of {size[0]} x {size[1]} are more than 2^31 pixels; render them in parts.")
+        raise ShoalError(f"{views} views of {size[0]} x {size[1]} are more than 2^31 pixels; render fewer at a time.")
     for name, kind in kinds.items():
         if name not in CHANNELS:
             raise unknown("output", name, CHANNELS)
         if kind not in KINDS[name]:
             raise ShoalError(f"{name} images cannot be {kind}; choose one of {', '.join(map(str, KINDS[name]))}.")
     if not kinds:
-        raise ShoalError(f"Name at least one output: {', '.join(CHANNELS)}.")
+        raise ShoalError(f"A renderer needs at least one output: {', '.join(CHANNELS)}.")
     if not 1.0 <= fov <= 170.0:
-        raise ShoalError(f"A horizontal field of view of {fov} degrees cannot be shown; give 1 to 170.")
-    reach = far if max_depth is None else max_depth
-    if not (0 < far < math.inf and 0 < reach < math.inf):
-        raise ShoalError(f"far and max_depth must be numbers greater than 0, not {far} and {max_depth}.")
-    if kinds.get("depth") == torch.float16 and reach > torch.finfo(torch.float16).max:
-        raise ShoalError(f"Depths up to {reach:g} m do not fit in float16; give a max_depth of 65504 or less.")
+        raise ShoalError(f"The horizontal field of view must be between 1 and 170 degrees, got {fov}.")
+    limit = far if max_depth is None else max_depth
+    if not (0 < far < math.inf and 0 < limit < math.inf):
+        raise ShoalError(f"far and max_depth must be finite and above 0, got {far} and {max_depth}.")
+    if kinds.get("depth") == torch.float16 and limit > torch.finfo(torch.float16).max:
+        raise ShoalError(f"Depths up to {limit:g} m do not fit in float16; use a max_depth of at most 65504.")

@@ -26,14 +26,14 @@ def draw_sheet(
     seed: int = 0,
     device: str | torch.device = "cpu",
 ) -> Image.Image:
-    """A picture of `views` views, four or more in a row; each is in color, and below it in shades of depth."""
+    """Render a contact sheet of `views` views, at least four per row, each as color above depth."""
     memory = SceneMemory.holding([scene], device)
     far = max(100.0, 10.0 * float((scene.bounds[1] - scene.bounds[0]).max()))
     renderer = Renderer(memory, views, size, ["rgb", "depth"], fov=fov, far=far, light=light)
     images = renderer.render(find_viewpoints(memory, 0, views, seed))
     rgb = images["rgb"].cpu().numpy()
     depth = images["depth"][..., 0].cpu().numpy()
-    shades = [shade(one, renderer.far) for one in depth]
+    shades = [colorize_depth(one, renderer.far) for one in depth]
     columns = min(views, max(4, round(views**0.5)))
     rows = -(-views // columns)
     width, height = size
@@ -48,27 +48,27 @@ def draw_sheet(
     return sheet
 
 
-def shade(depth: np.ndarray, far: float) -> np.ndarray:
-    """Depth [height, width] as colors: near is light, far is dark, nothing is black."""
+def colorize_depth(depth: np.ndarray, far: float) -> np.ndarray:
+    """Depth [height, width] as uint8 RGB: near is light, far is dark, no hit is black."""
     from matplotlib import colormaps
 
-    there = depth < far
-    reach = float(np.percentile(depth[there], 99)) if there.any() else 1.0
-    colors = colormaps["magma"](1.0 - 0.9 * np.clip(depth / reach, 0, 1))[..., :3]
-    return (colors * there[..., None] * 255).astype(np.uint8)
+    hit = depth < far
+    limit = float(np.percentile(depth[hit], 99)) if hit.any() else 1.0
+    colors = colormaps["magma"](1.0 - 0.9 * np.clip(depth / limit, 0, 1))[..., :3]
+    return (colors * hit[..., None] * 255).astype(np.uint8)
 
 
 def parse_size(text: str) -> tuple[int, int]:
-    """Width and height from `192x144`, or one number for both."""
+    """Parse width and height from `192x144`, or one number for both."""
     width, x, height = text.lower().partition("x")
     try:
         return int(width), int(height if x else width)
     except ValueError:
-        raise ShoalError(f"A size is WIDTHxHEIGHT, such as 192x144, not {text!r}.") from None
+        raise ShoalError(f"A size must be WIDTHxHEIGHT, such as 192x144, got {text!r}.") from None
 
 
 def check_path(path: str | Path) -> Path:
-    """Where a sheet may be written."""
+    """The path, checked for a suffix of an image file."""
     return new_file(path, (".png", ".jpg", ".jpeg"), "A sheet")
 
 

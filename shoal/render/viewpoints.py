@@ -1,4 +1,4 @@
-"""Where to stand in a scene that nothing is known of: free places at eye height, looking into the open."""
+"""Viewpoints in unknown scenes: free positions at eye height, facing open space."""
 
 import math
 
@@ -7,49 +7,51 @@ import torch
 from shoal.render.renderer import Renderer, heading
 from shoal.scene.memory import SceneMemory
 
-EYE = 1.25
-"""Meters above the floor."""
+CAMERA_HEIGHT = 1.25
+"""Height of the camera above the floor, in meters."""
 
 CLEARANCE = 0.4
-"""Meters around the camera that must be free."""
+"""Minimum distance between the camera and surfaces, in meters."""
 
 DIRECTIONS = 12
-TRIES = 32
-"""Layout2D that are tried per view that is wanted."""
+"""Number of headings that are tried at a position."""
 
-PLACE = 0.1
-"""The part of them that must be good in a scene that one can stand in; in a single object hardly any is."""
+TRIES = 32
+"""Number of sampled positions per requested view."""
+
+MIN_INDOOR_FRACTION = 0.1
+"""Fraction of sampled positions that must be valid for an indoor scene; for a single object hardly any is."""
 
 
 def find_viewpoints(memory: SceneMemory, row: int, count: int, seed: int = 0) -> torch.Tensor:
-    """Poses [count, 7] inside a scene, on some floor with walls around; around it if it has no such inside."""
-    inside = _inside(memory, row, count, torch.Generator().manual_seed(seed % 2**63))
-    poses = _around(memory, row, count) if len(inside) < PLACE * TRIES * count else inside[:count]
+    """Find camera poses [count, 7]: on a floor between walls if there is one, else on a circle around the scene."""
+    indoor = _indoor_poses(memory, row, count, torch.Generator().manual_seed(seed % 2**63))
+    poses = _outdoor_poses(memory, row, count) if len(indoor) < MIN_INDOOR_FRACTION * TRIES * count else indoor[:count]
     return poses.to(memory.device)
 
 
-def _inside(memory: SceneMemory, row: int, count: int, rng: torch.Generator) -> torch.Tensor:
+def _indoor_poses(memory: SceneMemory, row: int, count: int, rng: torch.Generator) -> torch.Tensor:
     scene = memory.scene(row)
     assert scene is not None
     low, high = (torch.from_numpy(corner) for corner in scene.bounds)
     tries = TRIES * count
     drawn = low + (high - low) * torch.rand(tries, 3, generator=rng)
-    look = _Look(memory, row, tries)
-    drawn[:, 2] += EYE - look(drawn, torch.zeros(tries), -math.pi / 2)
+    probe = _DepthProbe(memory, row, tries)
+    drawn[:, 2] += CAMERA_HEIGHT - probe(drawn, torch.zeros(tries), -math.pi / 2)
     yaws = torch.arange(DIRECTIONS) * (2 * math.pi / DIRECTIONS)
-    around = torch.stack([look(drawn, yaw.expand(tries), 0.0) for yaw in yaws], 1)
-    up, down = (look(drawn, torch.zeros(tries), side * math.pi / 2) for side in (1, -1))
-    closed = (around < look.far).sum(1) >= DIRECTIONS * 3 // 4
-    free = (around.amin(1) > CLEARANCE) & (up > CLEARANCE) & (up < look.far) & ((down - EYE).abs() < 0.01)
+    around = torch.stack([probe(drawn, yaw.expand(tries), 0.0) for yaw in yaws], 1)
+    up, down = (probe(drawn, torch.zeros(tries), side * math.pi / 2) for side in (1, -1))
+    closed = (around < probe.far).sum(1) >= DIRECTIONS * 3 // 4
+    free = (around.amin(1) > CLEARANCE) & (up > CLEARANCE) & (up < probe.far) & ((down - CAMERA_HEIGHT).abs() < 0.01)
     good = torch.nonzero(closed & free & (drawn[:, 2] < high[2])).squeeze(1)
-    # Towards the side that is open over the widest angle.
+    # Face the heading with the most open space around it.
     near = around[good].clamp(max=6.0)
     openness = near + 0.7 * (near.roll(1, 1) + near.roll(-1, 1))
     return torch.cat([drawn[good], heading(yaws[openness.argmax(1)])], 1)
 
 
-class _Look:
-    """Distances along single rays."""
+class _DepthProbe:
+    """Measures distances along single rays."""
 
     def __init__(self, memory: SceneMemory, row: int, views: int):
         scene = memory.scene(row)
@@ -59,13 +61,13 @@ class _Look:
         self._renderer.scene.fill_(row)
         self.far = self._renderer.far
 
-    def __call__(self, places: torch.Tensor, yaw: torch.Tensor, pitch: float) -> torch.Tensor:
-        poses = torch.cat([places, heading(yaw, pitch)], 1)
+    def __call__(self, points: torch.Tensor, yaw: torch.Tensor, pitch: float) -> torch.Tensor:
+        poses = torch.cat([points, heading(yaw, pitch)], 1)
         return self._renderer.render(poses)["depth"].reshape(-1).to("cpu", copy=True)
 
 
-def _around(memory: SceneMemory, row: int, count: int) -> torch.Tensor:
-    """A circle around the scene, a little above it, with all of it in view."""
+def _outdoor_poses(memory: SceneMemory, row: int, count: int) -> torch.Tensor:
+    """Poses on a circle around the scene, slightly above it, with all of it in view."""
     scene = memory.scene(row)
     assert scene is not None
     low, high = (torch.from_numpy(corner) for corner in scene.bounds)

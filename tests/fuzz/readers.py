@@ -27,7 +27,8 @@ from shoal.algos.registry import LEARNERS
 from shoal.config.schema import TrainConfig
 from shoal.core.registry import WORLDS
 from shoal.core.world_loading import world_class
-from shoal.nav.episodes import check_episodes, read_episodes
+from shoal.nav.episode_files import read_episodes
+from shoal.nav.episodes import check_episodes
 from tests.damage import CONTENTS, DAMAGES
 from tests.fuzz.mutations import EDGES, mutate_bytes, mutate_json, mutate_tensors, to_json
 from tests.nav.rooms import pathfinder, room

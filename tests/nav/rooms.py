@@ -1,4 +1,4 @@
-"""Rooms made of boxes, and what is exactly true of them."""
+"""Rooms of boxes, and exact answers about them."""
 
 import heapq
 import math
@@ -13,16 +13,19 @@ from shoal.scene.memory import SceneMemory
 from shoal.scene.pack import pack_scene
 from tests.scene.shapes import box, make_scene
 
+BLOCKS = [(3.0, 2.0, 5.0, 4.0, 2.6), (7.0, 0.0, 7.4, 5.0, 2.6), (1.0, 5.5, 6.0, 5.8, 2.6), (4.2, 5.8, 4.5, 8.0, 2.6)]
+"""Blocks in the default room: x0, y0, x1, y1 and height, in meters."""
+
 
 def room(size=(10.0, 8.0), height=2.6, boxes=()):
-    """Triangles of a room from (0, 0) with upright blocks [(x0, y0, x1, y1, top)] on its floor."""
+    """Triangles of a room with its corner at (0, 0) and blocks [(x0, y0, x1, y1, top)] on the floor."""
     parts = [box((0, 0, 0), (*size, height))]
     parts += [box((x0, y0, 0), (x1, y1, top)) for x0, y0, x1, y1, top in boxes]
     return np.concatenate(parts)
 
 
 def write_obj(path, corners) -> str:
-    """Triangles as a file; z is up."""
+    """Write triangles as an OBJ file; z is up."""
     lines = [f"v {x} {y} {z}" for x, y, z in corners.reshape(-1, 3)]
     lines += [f"f {3 * k + 1} {3 * k + 2} {3 * k + 3}" for k in range(len(corners))]
     path.write_text("\n".join(lines))
@@ -30,12 +33,12 @@ def write_obj(path, corners) -> str:
 
 
 @contextmanager
-def making(**usual):
-    """Makes small worlds with some settings as usual, reset; closes all of them."""
+def opened_worlds(**common):
+    """Yield a function that opens and resets worlds with common settings; closes all of them."""
     made = []
 
     def maker(world, config, envs, **settings):
-        made.append(world(envs, "cpu", config(**(usual | settings))))
+        made.append(world(envs, "cpu", config(**(common | settings))))
         made[-1].reset(5)
         return made[-1]
 
@@ -46,10 +49,11 @@ def making(**usual):
             world.close()
 
 
-def pathfinder(corners, body: Body | None = None, cell: float = 0.1, storeys: int = 1) -> Pathfinder:
+def pathfinder(corners, body: Body | None = None, grid_size: float = 0.1, levels: int = 1) -> Pathfinder:
+    """A pathfinder for the ground of some triangles."""
     packed = pack_scene(make_scene(corners))
-    cells = GroundMemory.cells_needed(packed.bounds, cell) * storeys
-    return Pathfinder(GroundMemory(SceneMemory.holding([packed], "cpu"), cells, body, cell))
+    cells = GroundMemory.cells_needed(packed.bounds, grid_size) * levels
+    return Pathfinder(GroundMemory(SceneMemory.holding([packed], "cpu"), cells, body, grid_size))
 
 
 def box_distance(points, blocks):
@@ -61,13 +65,13 @@ def box_distance(points, blocks):
 
 @cache
 def _free(a, b, blocks, radius):
-    """Whether the straight way keeps its distance from all blocks; most are asked for again with the next start."""
+    """Whether the straight line keeps `radius` from all blocks; cached, since later starts use the same lines."""
     share = np.linspace(0, 1, 120)[:, None]
     return (box_distance(np.array(a) + np.subtract(b, a) * share, blocks) >= radius - 2e-3).all()
 
 
-def shortest(start, goal, blocks, radius, size=(10.0, 8.0)):
-    """Length of the shortest path that keeps `radius` from all blocks, by points on circles around their corners."""
+def shortest_length(start, goal, blocks, radius, size=(10.0, 8.0)):
+    """Length of the shortest path that keeps `radius` from all blocks: Dijkstra over points around their corners."""
     width, depth = size
     outside = [(-1, -1, 0, depth + 1), (width, -1, width + 1, depth + 1), (-1, -1, width + 1, 0)]
     blocks = (*(tuple(b[:4]) for b in blocks), *outside, (-1, depth, width + 1, depth + 1))

@@ -1,4 +1,4 @@
-"""Episode files: Habitat's axes, what is written is read, what is wrong is refused by name, and sites play them."""
+"""Episode files: Habitat's axes, round trips, refusal of invalid files, and NavScenes with episodes."""
 
 import gzip
 import json
@@ -12,25 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-import shoal.nav.episodes
+import shoal.nav.episode_files
 from shoal.cli import main
 from shoal.core.errors import ShoalError
+from shoal.nav.episode_files import read_episodes, write_episodes
+from shoal.nav.episode_sampling import SamplingRules, sample_episodes
 from shoal.nav.episodes import (
     Episodes,
-    Rules,
     check_episodes,
     check_scenes,
     from_habitat,
-    read_episodes,
     rotation_of,
-    sample_episodes,
     scene_name,
     to_habitat,
-    write_episodes,
     yaw_of,
 )
-from shoal.nav.ground import Body
-from shoal.nav.site import Site
+from shoal.nav.nav_scenes import NavScenes
 from shoal.scene.load import load_scene
 from tests.nav.rooms import pathfinder, room, write_obj
 
@@ -77,7 +74,7 @@ HALF = math.sqrt(0.5)
 @pytest.mark.parametrize(
     ("rotation", "yaw"),
     [
-        ((0, 0, 0, 1), math.pi / 2),  # along -z of Habitat, which is y here
+        ((0, 0, 0, 1), math.pi / 2),  # along Habitat's -z, which is y here
         ((0, 0, 0, -1), math.pi / 2),  # the same turn
         ((0, HALF, 0, HALF), math.pi),  # a quarter to the left: along -x
         ((0, -HALF, 0, HALF), 0.0),  # to the right: along x
@@ -85,14 +82,14 @@ HALF = math.sqrt(0.5)
         ((0, math.sin(0.15), 0, math.cos(0.15)), math.pi / 2 + 0.3),
     ],
 )
-def test_headings_by_hand(rotation, yaw):
+def test_yaws_of_given_quaternions(rotation, yaw):
     found = yaw_of(np.array([rotation], float))[0]
     assert math.remainder(found - yaw, 2 * math.pi) == pytest.approx(0, abs=1e-12)
     back = rotation_of(np.array([yaw]))[0]
     assert abs(np.dot(back, rotation)) == pytest.approx(1, abs=1e-12), "a quaternion and its negative are one turn"
 
 
-def test_places_turn_as_meshes_do(tmp_path):
+def test_points_rotate_as_meshes_do(tmp_path):
     places = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, -6.0], [-7.0, 0.5, 8.0]], np.float32)
     np.testing.assert_array_equal(from_habitat(places)[0], [1, -3, 2])
     np.testing.assert_array_equal(to_habitat(from_habitat(places)), places)
@@ -100,8 +97,8 @@ def test_places_turn_as_meshes_do(tmp_path):
     np.testing.assert_array_equal(load_scene(path, up="y").corners[0], from_habitat(places))
 
 
-def test_a_step_ahead_in_habitat_is_a_step_ahead_here():
-    """Habitat's forward, turned by the quaternion and then into our axes, is (cos yaw, sin yaw)."""
+def test_forward_is_the_same_direction_as_in_habitat():
+    """Habitat's forward, rotated by the quaternion and converted to our axes, is (cos yaw, sin yaw)."""
     for yaw in np.linspace(-3, 3, 13):
         x, y, z, w = rotation_of(np.array([yaw]))[0]
         assert x == z == 0
@@ -145,7 +142,7 @@ def any_episodes(draw):
 
 @settings(max_examples=40, deadline=None)
 @given(episodes=any_episodes())
-def test_what_is_written_is_read(tmp_path_factory, episodes):
+def test_written_episodes_are_read_back(tmp_path_factory, episodes):
     folder = tmp_path_factory.mktemp("set")
     (file,) = write_episodes(folder, "val", [episodes])
     first = file.read_bytes()
@@ -161,7 +158,7 @@ def test_what_is_written_is_read(tmp_path_factory, episodes):
         np.testing.assert_allclose(read.yaws, episodes.yaws, atol=1e-6)
 
 
-def test_habitats_layouts(tmp_path):
+def test_layouts_of_habitat_datasets(tmp_path):
     other = GOOD | dict(scene_id="gibson/Other.glb", goals=[dict(position=[2, 0, -4], radius=None)], info=None)
     extra = GOOD | dict(episode_id=8, shortest_paths=None, start_room=None)
     one = save(tmp_path / "one.json.gz", [GOOD, other, extra])
@@ -186,7 +183,7 @@ def test_habitats_layouts(tmp_path):
         read_episodes(tmp_path)
 
 
-def test_only_scenes_that_are_asked_for_are_read(tmp_path):
+def test_only_requested_scenes_are_read(tmp_path):
     save(tmp_path / "val" / "content" / "Adrian.json.gz", [GOOD])
     (tmp_path / "val" / "content" / "Broken.json.gz").write_bytes(b"not gzip")
     assert list(read_episodes(tmp_path / "val", ["scenes/Adrian.glb"])) == ["Adrian"]
@@ -203,7 +200,7 @@ def test_episodes_of_another_scene_are_refused_by_name(tmp_path):
         read_episodes(tmp_path / "val", ["b/Bert.glb"])
     with pytest.raises(ShoalError, match=r"no episodes of Bert\.glb; it has those of Adrian"):
         read_episodes(file, ["Adrian.glb", "Bert.glb"])
-    with pytest.raises(ShoalError, match=r"a/Adrian\.glb and b/Adrian\.glb are both called Adrian"):
+    with pytest.raises(ShoalError, match=r"a/Adrian\.glb and b/Adrian\.glb are both named Adrian"):
         read_episodes(file, ["a/Adrian.glb", "b/Adrian.glb"])
     with pytest.raises(ShoalError, match=r"no episodes of house:1, .*house:5 and 4 more; it has those of Adrian\."):
         check_scenes(read_episodes(file), [f"house:{k}" for k in range(1, 10)])
@@ -237,7 +234,7 @@ def without(field):
         (GOOD | dict(start_rotation=[0, 0, 1]), "start_rotation is .*, not 4 finite numbers"),
         (GOOD | dict(start_rotation=[0, 0, 0, 0]), "not a unit quaternion"),
         (GOOD | dict(start_rotation=[0, math.nan, 0, 1]), "start_rotation"),
-        (GOOD | dict(start_rotation=[HALF, 0, 0, HALF]), "leans"),
+        (GOOD | dict(start_rotation=[HALF, 0, 0, HALF]), "is tilted"),
         (GOOD | dict(info=dict(geodesic_distance=math.nan)), r"info\.geodesic_distance is nan"),
         (GOOD | dict(info=[1]), "info is"),
         (GOOD | dict(scene_id=""), "scene_id is ''"),
@@ -246,7 +243,7 @@ def without(field):
         (None, "episode number 0 is None, not an object"),
     ],
 )
-def test_episodes_that_are_wrong_are_refused(tmp_path, entry, words):
+def test_invalid_episodes_are_refused(tmp_path, entry, words):
     file = save(tmp_path / "bad.json.gz", [entry])
     with pytest.raises(ShoalError, match=words) as caught:
         read_episodes(file)
@@ -258,7 +255,7 @@ def test_episodes_that_are_wrong_are_refused(tmp_path, entry, words):
     ("name", "data", "words"),
     [
         ("a.json.gz", b"", "is empty"),
-        ("a.json.gz", b'{"episodes": []}', "not compressed by gzip"),
+        ("a.json.gz", b'{"episodes": []}', "is not a gzip file"),
         ("a.json.gz", gzip.compress(b'{"episodes": []}'), "holds no episodes"),
         ("a.json.gz", gzip.compress(b"x" * 1000)[:20], "damaged"),
         ("a.json.gz", gzip.compress(b"x" * 1000)[:12] + b"\xff" * 30, "damaged"),
@@ -283,14 +280,14 @@ def test_episodes_that_are_wrong_are_refused(tmp_path, entry, words):
         "no_list",
     ],
 )
-def test_files_that_are_no_episodes_are_refused(tmp_path, name, data, words):
+def test_invalid_files_are_refused(tmp_path, name, data, words):
     (tmp_path / name).write_bytes(data)
     with pytest.raises(ShoalError, match=words) as caught:
         read_episodes(tmp_path / name)
     assert name in str(caught.value)
 
 
-def test_paths_that_hold_nothing_are_refused(tmp_path):
+def test_paths_without_episodes_are_refused(tmp_path):
     with pytest.raises(ShoalError, match="There is no file or folder"):
         read_episodes(tmp_path / "none")
     with pytest.raises(ShoalError, match="holds no episodes"):
@@ -304,7 +301,7 @@ def test_paths_that_hold_nothing_are_refused(tmp_path):
 # --- against a scene -------------------------------------------------------------------------------------------------
 
 
-def test_starts_and_goals_are_put_on_the_floor():
+def test_starts_and_goals_are_moved_to_the_floor():
     finder = pathfinder(room(boxes=[WALL]))
     # A little above the floor; within the wall, which is hollow; where one can stand.
     given = made([[1.0, 1.0, 0.15], [4.15, 2.0, 0.0], [2.0, 6.0, 0.0]], [[8.0, 1.0, 0.1], [2.0, 2.0, 0.0], [9, 7, 0]])
@@ -330,16 +327,16 @@ def test_starts_and_goals_are_put_on_the_floor():
             r"episode e1 of room\.obj .* its goal \(2\.00, 1\.50, -4\.00\) is 1\.50 m from",
         ),
         ((2.0, 2.0, 0.0), (3e38, 4.0, 0.0), "episode e1 .* goal"),
-        ((2.0, 2.0, 0.0), (8.0, 2.0, 0.0), r"val\.json\.gz: episode e1 of room\.obj .* islands"),
+        ((2.0, 2.0, 0.0), (8.0, 2.0, 0.0), r"val\.json\.gz: episode e1 of room\.obj .* no path connects"),
     ],
 )
-def test_episodes_that_cannot_be_played_are_refused(start, goal, words):
+def test_unplayable_episodes_are_refused(start, goal, words):
     finder = pathfinder(room(boxes=[ACROSS]))
     with pytest.raises(ShoalError, match=words):
         check_episodes(finder, made([[1.0, 1.0, 0.0], start], [[2.0, 7.0, 0.0], goal]))
 
 
-def test_drawn_episodes_keep_the_rules(tmp_path):
+def test_sampled_episodes_obey_the_rules(tmp_path):
     finder = pathfinder(room(boxes=[WALL]))
     drawn = sample_episodes(finder, 70, 3)
     assert len(drawn) == len(set(drawn.ids.tolist())) == 70
@@ -355,10 +352,10 @@ def test_drawn_episodes_keep_the_rules(tmp_path):
     assert not np.array_equal(few.starts, other.starts)
     checked = check_episodes(finder, drawn)
     np.testing.assert_allclose(checked.starts, drawn.starts, atol=1e-6)
-    far = sample_episodes(finder, 10, 0, Rules(shortest=9.0, longest=12.0))
+    far = sample_episodes(finder, 10, 0, SamplingRules(min_distance=9.0, max_distance=12.0))
     assert far.distance.min() >= 9.0
-    with pytest.raises(ShoalError, match=r"Only 0 of 5 episodes were found in test: ways of 40 to 50 m"):
-        sample_episodes(finder, 5, 0, Rules(shortest=40.0, longest=50.0))
+    with pytest.raises(ShoalError, match=r"Only 0 of 5 episodes were found in test: paths of 40 to 50 m"):
+        sample_episodes(finder, 5, 0, SamplingRules(min_distance=40.0, max_distance=50.0))
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -369,7 +366,7 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
 
 
-def test_the_command_writes_what_can_be_read(cache, tmp_path, capsys):
+def test_the_command_writes_readable_episodes(cache, tmp_path, capsys):
     mesh = write_obj(tmp_path / "room.obj", room(boxes=[WALL]))
     words = ["scene", "episodes", mesh, "house:7@0", "--up", "z", "--count", "5", "--out", str(tmp_path / "set")]
     assert main([*words, "--device", "cpu"]) == 0
@@ -386,17 +383,17 @@ def test_the_command_writes_what_can_be_read(cache, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["house:7@0", "--count", "0"], "At least one episode"),
-        (["house:7@0", "--seed", "-1"], "seed from 0 on"),
+        (["house:7@0", "--count", "0"], "number of episodes must be at least 1"),
+        (["house:7@0", "--seed", "-1"], "the seed at least 0"),
         (["house:7@0", "--split", "a/b"], "plain name"),
         (["none.glb"], "There is no file none.glb"),
         (["hous:7"], "did you mean"),
         (["{wall}", "--up", "z"], "wall.obj has no walkable floor"),
-        (["{wall}", "other/wall.glb"], "are both called wall"),
+        (["{wall}", "other/wall.glb"], "are both named wall"),
         (["{room}", "--up", "z", "--count", "1", "--out", "{room}"], "cannot be written"),
     ],
 )
-def test_bad_words_exit_with_2(cache, tmp_path, capsys, words, reason):
+def test_bad_arguments_exit_with_2(cache, tmp_path, capsys, words, reason):
     names = dict(wall=write_obj(tmp_path / "wall.obj", room()[:2]), room=write_obj(tmp_path / "room.obj", room()))
     out = ["--out", str(tmp_path / "set")] if "--out" not in words else []
     assert main(["scene", "episodes", "--device", "cpu", *(word.format(**names) for word in words), *out]) == 2
@@ -406,33 +403,20 @@ def test_bad_words_exit_with_2(cache, tmp_path, capsys, words, reason):
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
 
 
-# --- sites -----------------------------------------------------------------------------------------------------------
+# --- scenes with episodes --------------------------------------------------------------------------------------------
 
 
-def site(sources, episodes, goals=4, seed=0) -> Site:
-    made = Site(
-        [sources] if isinstance(sources, str) else sources,
-        4,
-        1,
-        goals,
-        torch.device("cpu"),
-        seed,
-        0,
-        Body(),
-        0.1,
-        limit=None,
-        up="z",
-        scale=1.0,
-        episodes=episodes,
-    )
-    made.close()
-    return made
+def load(sources, episodes, goals=4, seed=0) -> NavScenes:
+    sources = [sources] if isinstance(sources, str) else sources
+    scenes = NavScenes(sources, 4, 1, goals, torch.device("cpu"), seed, up="z", episodes=episodes)
+    scenes.close()
+    return scenes
 
 
-def test_a_site_plays_the_episodes_of_its_scene(cache, tmp_path):
+def test_goals_and_starts_are_those_of_the_episodes(cache, tmp_path):
     mesh = write_obj(tmp_path / "room.obj", room(boxes=[WALL]))
     given = made([[1.0, 1.0, 0.1], [2.0, 6.0, 0.0]], [[8.0, 1.0, 0.0], [9.0, 7.0, 0.0]], yaws=0.7)
-    played = site(mesh, {"room": given})
+    played = load(mesh, {"room": given})
     row = played.pool.active[0]
     assert played.episode_count[row] == 2
     expected = torch.tensor([[1.0, 1.0, 0.0, 0.7], [2.0, 6.0, 0.0, 0.7]])
@@ -442,17 +426,17 @@ def test_a_site_plays_the_episodes_of_its_scene(cache, tmp_path):
     tables = played.tables()
     assert tables["episode_count"].tensor is played.episode_count
     assert tables["episode_start"].tensor is played.episode_start
-    drawn = site(mesh, None)
+    drawn = load(mesh, None)
     assert (drawn.episode_count == 0).all()
 
 
-def test_of_many_episodes_a_site_plays_some(cache, tmp_path):
+def test_a_subset_of_many_episodes_is_loaded(cache, tmp_path):
     mesh = write_obj(tmp_path / "room.obj", room())
     xs = np.linspace(1, 9, 30)
     given = made(np.c_[xs, 0 * xs + 1, 0 * xs], np.c_[xs, 0 * xs + 7, 0 * xs])
     seen = []
     for seed in (0, 0, 1):
-        played = site(mesh, {"room": given}, goals=8, seed=seed)
+        played = load(mesh, {"room": given}, goals=8, seed=seed)
         row = played.pool.active[0]
         assert played.episode_count[row] == 8
         start, goal = played.episode_start[row], played.fields.goal[row]
@@ -463,19 +447,19 @@ def test_of_many_episodes_a_site_plays_some(cache, tmp_path):
     assert not torch.equal(seen[0], seen[2])
 
 
-def test_a_site_refuses_what_cannot_be_played(cache, tmp_path):
+def test_scenes_with_unplayable_episodes_are_refused(cache, tmp_path):
     one = write_obj(tmp_path / "room.obj", room(boxes=[ACROSS]))
     two = write_obj(tmp_path / "other.obj", room())
     good = made([[1.0, 1.0, 0.0]], [[2.0, 7.0, 0.0]])
     with pytest.raises(ShoalError, match=r"no episodes of .*other\.obj; it has those of room"):
-        site([one, two], {"room": good})
+        load([one, two], {"room": good})
     with pytest.raises(ShoalError, match=r"no episodes of .*room\.obj; it has those of Adrian"):
-        site(one, {"Adrian": good})
-    with pytest.raises(ShoalError, match=r"episode e0 of room\.obj .*islands"):
-        site(one, {"room": made([[1.0, 1.0, 0.0]], [[8.0, 7.0, 0.0]])})
+        load(one, {"Adrian": good})
+    with pytest.raises(ShoalError, match=r"episode e0 of room\.obj .*no path connects"):
+        load(one, {"room": made([[1.0, 1.0, 0.0]], [[8.0, 7.0, 0.0]])})
 
 
-def test_ways_that_are_too_long_to_measure_are_refused(cache, tmp_path):
+def test_too_long_paths_are_refused(cache, tmp_path):
     """A zigzag of walls: connected, but more than 65 m."""
     walls = [
         (2.0 * k, *((0.0, 2.0 * k + 0.2, 8.6) if k % 2 else (1.4, 2.0 * k + 0.2, 10.0)), 2.6) for k in range(1, 10)
@@ -483,13 +467,13 @@ def test_ways_that_are_too_long_to_measure_are_refused(cache, tmp_path):
     boxes = [(x0, y0, x1, y1, top) for x0, y0, x1, y1, top in walls]
     mesh = write_obj(tmp_path / "zigzag.obj", room((20.0, 10.0), boxes=boxes))
     near = made([[1.0, 1.0, 0.0]], [[3.0, 9.0, 0.0]], "zigzag.obj")
-    assert site(mesh, {"zigzag": near}).episode_count.sum() == 1
-    with pytest.raises(ShoalError, match=r"episode e0 of zigzag\.obj .*longer than the 65 m"):
-        site(mesh, {"zigzag": made([[1.0, 1.0, 0.0]], [[19.0, 9.0, 0.0]], "zigzag.obj")})
+    assert load(mesh, {"zigzag": near}).episode_count.sum() == 1
+    with pytest.raises(ShoalError, match=r"episode e0 of zigzag\.obj .*longer than the maximum of 65 m"):
+        load(mesh, {"zigzag": made([[1.0, 1.0, 0.0]], [[19.0, 9.0, 0.0]], "zigzag.obj")})
 
 
-def test_a_small_file_that_decompresses_to_too_much_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(shoal.nav.episodes, "LARGEST_TEXT", 10**6)
+def test_a_decompression_bomb_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(shoal.nav.episode_files, "MAX_TEXT_SIZE", 10**6)
     file = tmp_path / "a.json.gz"
     file.write_bytes(gzip.compress(b" " * 10**7))
     with pytest.raises(ShoalError, match=r"a\.json\.gz holds more than 1,000,000 bytes once decompressed"):

@@ -4,20 +4,18 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.nav.geodesic import MILLI, UNREACHABLE, FieldMemory
-from tests.nav.rooms import pathfinder, room, shortest
-
-BLOCKS = [(3.0, 2.0, 5.0, 4.0, 2.6), (7.0, 0.0, 7.4, 5.0, 2.6), (1.0, 5.5, 6.0, 5.8, 2.6), (4.2, 5.8, 4.5, 8.0, 2.6)]
+from shoal.nav.geodesic import MM_PER_METER, UNREACHABLE, FieldMemory
+from tests.nav.rooms import BLOCKS, pathfinder, room, shortest_length
 
 
-def test_distances_are_those_of_exact_paths():
+def test_distances_equal_exact_path_lengths():
     finder = pathfinder(room(boxes=BLOCKS))
     places, goals = finder.random(36, 1), finder.random(12, 2)
     found = finder.geodesic(places, goals).numpy()
     errors = []
     for i in range(36):
         g = i % 12
-        true = shortest(places[i, :2].numpy(), goals[g, :2].numpy(), BLOCKS, 0.1)
+        true = shortest_length(places[i, :2].numpy(), goals[g, :2].numpy(), BLOCKS, 0.1)
         straight = float((places[i] - goals[g]).norm())
         assert found[i, g] >= straight - 1e-5
         assert np.isinf(true) == np.isinf(found[i, g])
@@ -30,7 +28,7 @@ def test_distances_are_those_of_exact_paths():
     assert errors.max() < 0.05
 
 
-def test_around_one_corner_in_closed_form():
+def test_distance_around_a_corner_in_closed_form():
     """An L: the way bends at one corner, around a circle of the agent's radius."""
     finder = pathfinder(room((8.0, 8.0), boxes=[(4.0, 4.0, 8.0, 8.0, 2.6)]))
     start, goal = torch.tensor([[3.0, 7.0, 0.0]]), torch.tensor([[7.0, 3.0, 0.0]])
@@ -46,7 +44,7 @@ def test_around_one_corner_in_closed_form():
 
 @pytest.mark.parametrize("degrees", [15, 30, 44])
 @pytest.mark.parametrize("turned", [False, True])
-def test_up_a_slope_every_meter_counts(degrees, turned):
+def test_slopes_count_with_their_true_length(degrees, turned):
     """A ramp, along x or rising along the diagonal: the field itself, before it is held above the straight way."""
     rise = np.tan(np.radians(degrees))
     up = np.array([np.sqrt(0.5), np.sqrt(0.5)]) if turned else np.array([1.0, 0.0])
@@ -56,15 +54,15 @@ def test_up_a_slope_every_meter_counts(degrees, turned):
     foot = np.array([1.55, 1.55]) if turned else np.array([0.75, 4.05])
     fields = FieldMemory(finder.ground, 1)
     fields.solve(0, torch.tensor([[*foot, rise * np.dot(up, foot)]], dtype=torch.float32))
-    width, depth, _ = finder.ground.found[0].size
-    meters = (fields.field[0, 0].int() & UNREACHABLE).numpy()[: width * depth].reshape(depth, width) / MILLI
+    width, depth, _ = finder.ground.surveys[0].dims
+    meters = (fields.field[0, 0].int() & UNREACHABLE).numpy()[: width * depth].reshape(depth, width) / MM_PER_METER
     column, row = (foot / 0.1).astype(int) + 1
     step = (1, 1) if turned else (0, 1)
     near, far = (meters[row + k * step[0], column + k * step[1]] for k in (5, 50))
     assert (far - near) / (45 * 0.1 * np.hypot(*step)) == pytest.approx(np.hypot(1.0, rise), rel=2e-3)
 
 
-def test_in_sight_it_is_exact_and_beyond_walls_there_is_no_way():
+def test_visible_goals_are_exact_and_walls_block():
     finder = pathfinder(room(boxes=[(5.0, 0.0, 5.4, 8.0, 2.6)]))
     goals = torch.tensor([[2.03, 4.07, 0.0]])
     near = torch.tensor([[2.03, 4.07, 0.0], [2.1, 4.2, 0.0], [2.5, 4.5, 0.0], [1.4, 3.6, 0.0]])
@@ -73,7 +71,7 @@ def test_in_sight_it_is_exact_and_beyond_walls_there_is_no_way():
     assert torch.isinf(finder.geodesic(torch.tensor([[5.2, 4.0, 0.0]]), goals)).all()
 
 
-def test_walking_towards_the_goal_shortens_the_way_by_as_much():
+def test_walking_to_the_goal_reduces_the_distance_equally():
     """Down the field's slope in small steps: the sum of what is gained is the way that was walked."""
     finder = pathfinder(room(boxes=BLOCKS))
     goal = torch.tensor([[9.0, 1.0, 0.0]])

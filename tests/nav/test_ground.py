@@ -1,4 +1,4 @@
-"""Walkable ground against what is known of simple rooms."""
+"""Walkable ground of simple rooms against exact answers."""
 
 from dataclasses import replace
 
@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from shoal.core.errors import ShoalError
-from shoal.nav.ground import SLACK, Body, GroundMemory
+from shoal.nav.ground import Body, GroundMemory
+from shoal.nav.regions import MARGIN_FRACTION
 from shoal.scene.cache import read_arrays, save_arrays
 from shoal.scene.memory import SceneMemory
 from shoal.scene.pack import pack_scene
@@ -18,8 +19,8 @@ from tests.scene.shapes import box, make_scene, quad
 BLOCKS = [(3.0, 2.0, 5.0, 4.0, 1.0), (7.0, 0.0, 7.3, 5.0, 2.6)]
 
 
-def test_a_place_is_navigable_if_it_keeps_its_distance():
-    """Except within half a cell of the limit, where the grid may say either."""
+def test_points_are_navigable_outside_the_radius():
+    """Points within half a cell of the limit are not checked."""
     finder = pathfinder(room(boxes=BLOCKS))
     rng = np.random.default_rng(0)
     places = np.c_[rng.uniform(0, 10, 3000), rng.uniform(0, 8, 3000), np.zeros(3000)]
@@ -28,7 +29,7 @@ def test_a_place_is_navigable_if_it_keeps_its_distance():
     true = np.minimum(inside, walls)
     found = finder.is_navigable(torch.from_numpy(places).float()).numpy()
     assert found[true > 0.15].all()
-    solid = inside == 0  # within a block that reaches the ceiling there is a floor too, which nobody can come to
+    solid = inside == 0  # inside a block up to the ceiling there is floor too, but it is not connected
     assert not found[(true < 0.05) & ~solid].any()
     main = finder.region(torch.from_numpy(places).float()).numpy() == finder.main_region
     assert not main[solid].any()
@@ -37,7 +38,7 @@ def test_a_place_is_navigable_if_it_keeps_its_distance():
     np.testing.assert_allclose(distance[clear], np.minimum(true[clear], 1.0), rtol=0.12, atol=0.06)
 
 
-def test_low_things_can_be_climbed_and_low_ceilings_not_passed():
+def test_low_steps_are_walkable_and_low_ceilings_are_not():
     step = room(boxes=[(4.0, 0.0, 6.0, 8.0, 0.15)])
     finder = pathfinder(step)
     ends = torch.tensor([[1.0, 4.0, 0.0], [9.0, 4.0, 0.0], [5.0, 4.0, 0.15]])
@@ -52,8 +53,8 @@ def test_low_things_can_be_climbed_and_low_ceilings_not_passed():
 
 
 @pytest.mark.parametrize("thickness", [0.0, 0.1, 0.3])
-def test_a_wall_is_closed_wherever_it_stands_in_the_cells(thickness):
-    """At 2.95 its face goes through the middles of cells."""
+def test_walls_block_at_any_offset_to_the_grid(thickness):
+    """At 2.95 its face goes through cell centers."""
     for face in np.linspace(2.9, 3.0, 11):
         finder = pathfinder(np.concatenate([room((6.0, 4.0)), box((face, 0, 0), (face + thickness, 4, 2.6))]))
         place = torch.tensor([[face - 0.4, 2.03, 0.0]], dtype=torch.float32)
@@ -64,16 +65,16 @@ def test_a_wall_is_closed_wherever_it_stands_in_the_cells(thickness):
         assert torch.isinf(beyond).all(), face
 
 
-def test_cells_that_thin_walls_do_not_close_are_refused():
-    with pytest.raises(ShoalError, match=r"below 0\.198, by the agent's radius"):
-        pathfinder(room(), cell=0.2)
+def test_too_large_cells_are_refused():
+    with pytest.raises(ShoalError, match=r"below 0\.198, twice the agent's radius"):
+        pathfinder(room(), grid_size=0.2)
     with pytest.raises(ShoalError, match=r"below 0\.098"):
         pathfinder(room(), Body(radius=0.05))
 
 
 @pytest.mark.parametrize(("rise", "walkable"), [(1.5, True), (4.0, False)])
 def test_slopes(rise, walkable):
-    """A ramp over 3 m, under a high ceiling: 27 degrees can be walked, 53 cannot."""
+    """A ramp over 3 m under a high ceiling: 27 degrees is walkable, 53 is not."""
     floor = [quad((0, 0, 0), (3, 0, 0), (3, 4, 0), (0, 4, 0)), quad((3, 0, 0), (6, 0, rise), (6, 4, rise), (3, 4, 0))]
     top = [
         quad((6, 0, rise), (9, 0, rise), (9, 4, rise), (6, 4, rise)),
@@ -86,7 +87,7 @@ def test_slopes(rise, walkable):
 
 
 def stairs(steps=15, rise=0.18, run=0.28):
-    """Two storeys, a flight of stairs between them, and a hole in the upper floor above it."""
+    """Two levels with stairs between them and a hole in the upper floor above the stairs."""
     top, length = steps * rise, steps * run
     parts = [box((0, 0, -0.1), (10, 4, 0)), box((0, 0, top + 2.5), (10, 4, top + 2.6))]
     parts += [box((2 + k * run, 1, 0), (2 + length, 3, (k + 1) * rise)) for k in range(steps)]
@@ -94,25 +95,25 @@ def stairs(steps=15, rise=0.18, run=0.28):
     return np.concatenate(parts), top, length
 
 
-def test_storeys_are_joined_by_stairs():
+def test_stairs_connect_levels():
     corners, top, length = stairs()
-    finder = pathfinder(corners, storeys=4)
+    finder = pathfinder(corners, levels=4)
     below, above = torch.tensor([[1.0, 2.0, 0.0]]), torch.tensor([[9.0, 2.0, top]])
     assert finder.region(below).item() == finder.region(above).item() >= 0
     under = torch.tensor([[9.0, 2.0, 0.0]])
-    assert finder.is_navigable(under).all(), "under the upper floor there is a room too"
+    assert finder.is_navigable(under).all(), "there is a room under the upper floor"
     way = finder.geodesic(below, above)[0, 0].item()
     slant = 1.0 + np.hypot(top, length) + (9.0 - 2.0 - length)
     assert slant * 0.97 < way < slant * 1.12
 
 
-def test_roofs_are_not_walked_on():
-    finder = pathfinder(room(), storeys=4)
+def test_roofs_are_not_walkable():
+    finder = pathfinder(room(), levels=4)
     assert not finder.is_navigable(torch.tensor([[5.0, 4.0, 2.6]])).any()
-    assert abs(float(finder.ground.found[0].area.max()) - 9.8 * 7.8) < 3.0
+    assert abs(float(finder.ground.surveys[0].area.max()) - 9.8 * 7.8) < 3.0
 
 
-def test_open_ground_has_no_roof_and_is_walked_on():
+def test_ground_without_a_roof_is_walkable():
     finder = pathfinder(np.concatenate([quad((0, 0, 0), (6, 0, 0), (6, 6, 0), (0, 6, 0)), box((2, 2, 0), (3, 3, 1))]))
     assert finder.is_navigable(torch.tensor([[1.0, 1.0, 0.0]])).all()
     assert not finder.is_navigable(torch.tensor([[2.5, 2.5, 0.0], [5.99, 3.0, 0.0]])).any()
@@ -126,15 +127,15 @@ def test_steps_slide_along_walls_or_stop():
     assert blocked.all()
     assert slid[0, 0] - 5.0 > 0.15
     assert abs(float(slid[0, 1]) - 7.9) < 0.06
-    stopped, _ = finder.step(start, along, slide=False)
+    stopped, _ = finder.step(start, along, allow_sliding=False)
     assert stopped[0, 0] < slid[0, 0]
     free, blocked = finder.step(torch.tensor([[5.0, 4.0, 0.0]]), along)
     assert not blocked.any()
     torch.testing.assert_close(free[0, :2], torch.tensor([5.0, 4.0]) + along[0])
 
 
-def test_walkers_never_leave_the_floor_or_pass_a_wall():
-    """Long random walks: everybody stays where they can stand, in the region where they began."""
+def test_random_walks_stay_in_their_region():
+    """Long random walks stay on navigable points of the region where they began."""
     finder = pathfinder(room(boxes=[*BLOCKS, (0.0, 5.5, 6.0, 5.6, 2.6)]))
     places = finder.random(300, 3, finder.main_region)
     region = finder.region(places)
@@ -148,7 +149,7 @@ def test_walkers_never_leave_the_floor_or_pass_a_wall():
     assert true.min() > 0.04
 
 
-def test_nearest_and_random_places():
+def test_nearest_and_random_points():
     finder = pathfinder(room(boxes=BLOCKS))
     inside = torch.tensor([[4.0, 2.2, 0.0], [1.0, 1.0, 0.0]])
     near = finder.nearest(inside)
@@ -161,7 +162,7 @@ def test_nearest_and_random_places():
     assert torch.equal(drawn, finder.random(2000, 5))
     left = float((drawn[:, 0] < 5).float().mean())
     assert 0.35 < left < 0.65
-    width, depth = finder.picture().size
+    width, depth = finder.topdown_view().size
     assert 102 <= width <= 103
     assert 82 <= depth <= 83
 
@@ -179,25 +180,27 @@ def test_a_scene_without_floor_is_refused():
 
 
 RING = [(0, 1), (1, 1), (1, 0), (1, -1), (0, -1), (-1, -1), (-1, 0), (-1, 1)]
-"""Rows and columns from a cell to those around it, one beside the other."""
+"""Row and column offsets of the 8 neighbors, in order around a cell."""
 
 
-def flooded(ground: GroundMemory) -> np.ndarray:
-    """The regions of row 0, by a flood from every cell in turn."""
-    found, body = ground.found[0], ground.body
-    width, depth, storeys = found.size
-    height = found.height.astype(np.float64).reshape(storeys, depth, width)
+def flood_fill(ground: GroundMemory) -> np.ndarray:
+    """The regions of row 0, by a flood fill from every cell in turn."""
+    found, body = ground.surveys[0], ground.body
+    width, depth, levels = found.dims
+    height = found.height.astype(np.float64).reshape(levels, depth, width)
     clear = found.clearance.astype(np.float64).reshape(height.shape)
     stands = (found.clearance >= np.float32(body.radius - 1e-3)).reshape(height.shape)
-    margin = (found.clearance >= np.float32(body.radius - SLACK * ground.cell)).reshape(height.shape) & ~stands
+    margin = (found.clearance >= np.float32(body.radius - MARGIN_FRACTION * ground.grid_size)).reshape(
+        height.shape
+    ) & ~stands
 
     def beside(cell: tuple, v: int, u: int) -> tuple | None:
         _, y, x = cell
         if not (0 <= y + v < depth and 0 <= x + u < width):
             return None
         rise = np.abs(height[:, y + v, x + u] - height[cell])
-        other = (storeys - 1 - int(rise[::-1].argmin()), y + v, x + u)  # of equals the last, as the kernel
-        return other if rise.min() <= body.climb + 1e-3 else None
+        other = (levels - 1 - int(rise[::-1].argmin()), y + v, x + u)  # the last of equal ones, as the kernel
+        return other if rise.min() <= body.max_step_height + 1e-3 else None
 
     def crosses(cell: tuple, other: tuple, v: int, u: int) -> bool:
         sides = [beside(cell, v, 0), beside(cell, 0, u)]
@@ -236,21 +239,21 @@ def flooded(ground: GroundMemory) -> np.ndarray:
 
 
 def _level(height: np.ndarray, one: tuple, two: tuple, body: Body) -> bool:
-    return abs(height[one] - height[two]) <= body.climb + 1e-3
+    return abs(height[one] - height[two]) <= body.max_step_height + 1e-3
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_regions_are_those_of_a_flood(seed):
+def test_regions_equal_a_flood_fill(seed):
     rng = np.random.default_rng(seed)
     low = rng.uniform(0, (9, 7), (12, 2))
     high = low + rng.uniform(0.1, 3.0, (12, 2)) * np.where(rng.random((12, 1)) < 0.5, (1, 0.1), (0.1, 1))
     boxes = [(*a, *np.minimum(b, (10, 8)), rng.choice([0.15, 0.3, 1.0, 2.6])) for a, b in zip(low, high, strict=True)]
-    ground = pathfinder(room(boxes=boxes), cell=0.19, storeys=2).ground
-    np.testing.assert_array_equal(ground.found[0].region, flooded(ground))
+    ground = pathfinder(room(boxes=boxes), grid_size=0.19, levels=2).ground
+    np.testing.assert_array_equal(ground.surveys[0].region, flood_fill(ground))
 
 
 def lattice_parts(finder, size: tuple[float, float], step: float = 0.01) -> np.ndarray:
-    """int [row, column]: the parts of all places on a fine lattice that an agent may be at, by a flood; 0 elsewhere."""
+    """int [row, column]: connected parts of the navigable points on a fine lattice, by a flood fill; 0 elsewhere."""
     x, y = np.meshgrid(np.arange(0, size[0], step), np.arange(0, size[1], step))
     places = np.stack([x, y, np.zeros_like(x)], -1).reshape(-1, 3).astype(np.float32)
     free = finder.is_navigable(torch.from_numpy(places)).numpy().reshape(x.shape)
@@ -269,7 +272,7 @@ def lattice_parts(finder, size: tuple[float, float], step: float = 0.01) -> np.n
 
 @pytest.mark.parametrize("width", [0.08, 0.14, 0.18, 0.22, 0.3])
 @pytest.mark.parametrize("off", [0.0, 0.03, 0.07])
-def test_a_gap_joins_two_rooms_only_if_an_agent_fits_through(width, off):
+def test_a_gap_connects_rooms_only_if_an_agent_fits(width, off):
     low, high = 1.0 + off - width / 2, 1.0 + off + width / 2
     finder = pathfinder(room((3.0, 2.0), boxes=[(1.4, 0.0, 1.6, low, 2.6), (1.4, high, 1.6, 2.0, 2.6)]))
     part = lattice_parts(finder, (3.0, 2.0))
@@ -279,12 +282,12 @@ def test_a_gap_joins_two_rooms_only_if_an_agent_fits_through(width, off):
     assert (one == two) == passes
     far = float(finder.geodesic(places[:1], places[1:]))
     assert np.isfinite(far) == passes
-    if width in (0.08, 0.3):  # whatever the cells
+    if width in (0.08, 0.3):  # at any offset to the grid
         assert passes == (width == 0.3)
 
 
-def test_distances_do_not_lead_through_a_gap_that_is_too_narrow():
-    """Two rooms with a door, and a slit far from it: the way is through the door."""
+def test_paths_do_not_lead_through_narrow_gaps():
+    """Two rooms with a door and a slit far from it: the path leads through the door."""
     boxes = [(2.9, 0.0, 3.1, 0.93, 2.6), (2.9, 1.07, 3.1, 3.0, 2.6)]
     finder = pathfinder(room((6.0, 4.0), boxes=boxes))
     places = torch.tensor([[2.5, 1.0, 0.0], [3.5, 1.0, 0.0]])
@@ -296,9 +299,9 @@ def test_distances_do_not_lead_through_a_gap_that_is_too_narrow():
     assert path[:, 1].max() > 3.0
 
 
-def test_regions_over_stairs_are_those_of_a_flood():
-    ground = pathfinder(stairs()[0], storeys=4).ground
-    np.testing.assert_array_equal(ground.found[0].region, flooded(ground))
+def test_regions_over_stairs_equal_a_flood_fill():
+    ground = pathfinder(stairs()[0], levels=4).ground
+    np.testing.assert_array_equal(ground.surveys[0].region, flood_fill(ground))
 
 
 # --- the cache -------------------------------------------------------------------------------------------------------
@@ -312,27 +315,27 @@ def scene(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def finds(monkeypatch):
-    """How often ground was found by casting rays."""
-    calls, real = [], GroundMemory._find
-    monkeypatch.setattr(GroundMemory, "_find", lambda *given: calls.append(given) or real(*given))
+def computed(monkeypatch):
+    """Calls that compute ground by casting rays."""
+    calls, real = [], GroundMemory._compute
+    monkeypatch.setattr(GroundMemory, "_compute", lambda *given: calls.append(given) or real(*given))
     return calls
 
 
-def survey(scene, body=None, cell=0.1, storeys=1) -> GroundMemory:
+def survey(scene, body=None, grid_size=0.1, levels=1) -> GroundMemory:
     memory = SceneMemory.holding([scene], "cpu")
-    ground = GroundMemory(memory, GroundMemory.cells_needed(scene.bounds, cell) * storeys + 7, body, cell)
+    ground = GroundMemory(memory, GroundMemory.cells_needed(scene.bounds, grid_size) * levels + 7, body, grid_size)
     for part in (ground.height, ground.clearance, ground.region):
-        part.fill_(5)  # as another scene may leave it
+        part.fill_(5)  # leftovers of another scene
     ground.survey(0)
     return ground
 
 
 def same(one: GroundMemory, two: GroundMemory) -> bool:
     """Whether two grounds are equal in every bit, on the device and on the host."""
-    names = ("height", "clearance", "region", "origin", "size")
+    names = ("height", "clearance", "region", "origin", "dims")
     device = all(torch.equal(getattr(one, n).view(torch.int32), getattr(two, n).view(torch.int32)) for n in names)
-    a, b = vars(one.found[0]), vars(two.found[0])
+    a, b = vars(one.surveys[0]), vars(two.surveys[0])
     return device and all(np.array_equal(a[n], b[n]) and np.asarray(a[n]).dtype == np.asarray(b[n]).dtype for n in a)
 
 
@@ -340,31 +343,32 @@ def entries(tmp_path):
     return sorted((tmp_path / "cache").glob("ground-*"))
 
 
-@pytest.mark.parametrize("storeys", [1, 3])
-def test_ground_from_the_cache_is_the_ground_that_was_found(scene, finds, tmp_path, storeys):
-    fresh = survey(replace(scene, key=""), storeys=storeys)
-    assert entries(tmp_path) == [], "a scene that was made in memory is not kept"
-    first, second = survey(scene, storeys=storeys), survey(scene, storeys=storeys)
-    assert len(finds) == 2
+@pytest.mark.parametrize("levels", [1, 3])
+def test_cached_ground_equals_computed_ground(scene, computed, tmp_path, levels):
+    fresh = survey(replace(scene, key=""), levels=levels)
+    assert entries(tmp_path) == [], "a scene built in memory is not cached"
+    first, second = survey(scene, levels=levels), survey(scene, levels=levels)
+    assert len(computed) == 2
     assert len(entries(tmp_path)) == 1
     assert same(first, fresh)
     assert same(second, fresh)
-    np.testing.assert_array_equal(second.standing(0), fresh.standing(0))
+    np.testing.assert_array_equal(second.navigable_cells(0), fresh.navigable_cells(0))
 
 
-def test_whatever_changes_the_ground_changes_the_entry(scene, finds):
+def test_every_setting_of_the_ground_changes_the_cache_entry(scene, computed):
     for count, settings in enumerate(
-        [{}, dict(body=Body(radius=0.2)), dict(body=Body(slope=30.0)), dict(cell=0.15), dict(storeys=2)], start=1
+        [{}, dict(body=Body(radius=0.2)), dict(body=Body(max_slope=30.0)), dict(grid_size=0.15), dict(levels=2)],
+        start=1,
     ):
         survey(scene, **settings)
         survey(scene, **settings)
-        assert len(finds) == count
+        assert len(computed) == count
     survey(replace(scene, key="another"))
-    assert len(finds) == count + 1
+    assert len(computed) == count + 1
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "other", "short"])
-def test_a_damaged_entry_is_found_anew(scene, finds, tmp_path, damage):
+def test_a_damaged_cache_entry_is_recomputed(scene, computed, tmp_path, damage):
     first = survey(scene)
     (entry,) = entries(tmp_path)
     data = entry.read_bytes()
@@ -377,13 +381,13 @@ def test_a_damaged_entry_is_found_anew(scene, finds, tmp_path, damage):
         entry.write_bytes(dict(flip=flipped, cut=data[: len(data) // 2], empty=b"")[damage])
     with pytest.warns(UserWarning, match="damaged"):
         second = survey(scene)
-    assert len(finds) == 2
+    assert len(computed) == 2
     assert same(first, second)
     assert same(first, survey(scene))
-    assert len(finds) == 2
+    assert len(computed) == 2
 
 
-def test_a_scene_keeps_its_key_on_its_way_from_a_worker(scene):
+def test_a_scene_keeps_its_key_when_sent_from_a_worker(scene):
     assert scene.key
     assert from_arrays(*to_arrays(scene)).key == scene.key
     assert pack_scene(make_scene(room())).key == ""

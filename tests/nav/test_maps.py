@@ -14,13 +14,20 @@ from shoal.core.wrappers import TimeLimit
 from shoal.draw.canvas import Canvas
 from shoal.nav.explore import Explore, ExploreConfig
 from shoal.nav.geodesic import FieldMemory
-from shoal.nav.maps import AGENTS, STRIP, THINGS, Episode, NavTracks, TopDown, colored, draw_env, remember_path
-from shoal.nav.paths import Floor, field_of, length_of, shortest_path
+from shoal.nav.maps import AGENTS, OBJECTS, TopDownMap
+from shoal.nav.paths import HostGround, host_field, path_length, shortest_path
+from shoal.nav.pictures import (
+    STRIP,
+    EpisodePaths,
+    NavTrajectoryRecorder,
+    colorize_depth,
+    draw_env,
+    record_path,
+)
 from shoal.nav.pointnav import PointNav, PointNavConfig
 from shoal.nav.stages import FORWARD, LEFT, STOP
 from shoal.view.video import frames, record
-from tests.nav.rooms import box_distance, making, pathfinder, room, shortest, write_obj
-from tests.nav.test_geodesic import BLOCKS
+from tests.nav.rooms import BLOCKS, box_distance, opened_worlds, pathfinder, room, shortest_length, write_obj
 from tests.nav.test_ground import stairs
 
 SIZE = 16
@@ -29,17 +36,17 @@ SIZE = 16
 # --- shortest paths ------------------------------------------------------------------------------------------------
 
 
-def test_paths_are_as_long_as_exact_ones_and_keep_their_distance():
+def test_paths_have_exact_length_and_clearance():
     finder = pathfinder(room(boxes=BLOCKS))
     places, goals = finder.random(24, 1), finder.random(12, 2)
-    fields, floor = FieldMemory(finder.ground, 12), Floor.of(finder.ground, 0)
+    fields, floor = FieldMemory(finder.ground, 12), HostGround.of(finder.ground, 0)
     fields.solve(0, goals)
     geodesic = finder.geodesic(places, goals).numpy()
     errors = []
     for i in range(24):
         place, goal = places[i].numpy(), goals[i % 12].numpy()
-        path = shortest_path(floor, field_of(fields, 0, i % 12), place, goal)
-        true = shortest(place[:2], goal[:2], BLOCKS, 0.1)
+        path = shortest_path(floor, host_field(fields, 0, i % 12), place, goal)
+        true = shortest_length(place[:2], goal[:2], BLOCKS, 0.1)
         assert (path is None) == np.isinf(true) == np.isinf(geodesic[i, i % 12])
         if path is None:
             continue
@@ -48,8 +55,8 @@ def test_paths_are_as_long_as_exact_ones_and_keep_their_distance():
         along = np.concatenate([a + (b - a) * share for a, b in pairwise(path)])
         assert box_distance(along[:, :2], [b[:4] for b in BLOCKS]).min() > 0.04
         if true > 1.0:
-            errors.append(length_of(path) / true - 1)
-            assert abs(length_of(path) / geodesic[i, i % 12] - 1) < 0.04, "whose own error is up to 2.3 %"
+            errors.append(path_length(path) / true - 1)
+            assert abs(path_length(path) / geodesic[i, i % 12] - 1) < 0.04, "whose own error is up to 2.3 %"
     assert len(errors) > 15
     assert np.abs(errors).max() < 0.03
     assert np.abs(errors).mean() < 0.01
@@ -57,17 +64,17 @@ def test_paths_are_as_long_as_exact_ones_and_keep_their_distance():
 
 def test_a_path_climbs_stairs():
     corners, top, length = stairs()
-    finder = pathfinder(corners, storeys=4)
+    finder = pathfinder(corners, levels=4)
     below, above = torch.tensor([1.0, 2.0, 0.0]), torch.tensor([9.0, 2.0, top])
     path = finder.shortest_path(below, above)
     assert path[-1, 2] == pytest.approx(top)
     slant = 1.0 + np.hypot(top, length) + (9.0 - 2.0 - length)
-    assert slant * 0.97 < length_of(path.numpy()) < slant * 1.12
+    assert slant * 0.97 < path_length(path.numpy()) < slant * 1.12
     on_stairs = path[(path[:, 0] > 2.3) & (path[:, 0] < 2 + length - 0.3)]
     assert ((on_stairs[:, 2] > 0.1) & (on_stairs[:, 2] < top)).all()
 
 
-def test_beyond_walls_there_is_no_path():
+def test_there_is_no_path_beyond_walls():
     finder = pathfinder(room(boxes=[(5.0, 0.0, 5.4, 8.0, 2.6)]))
     assert finder.shortest_path(torch.tensor([8.0, 4.0, 0.0]), torch.tensor([2.0, 4.0, 0.0])) is None
     assert finder.shortest_path(torch.tensor([5.2, 4.0, 0.0]), torch.tensor([2.0, 4.0, 0.0])) is None
@@ -81,8 +88,8 @@ class Drawn:
 
     def __init__(self):
         finder = pathfinder(room(boxes=[(3.0, 2.0, 5.0, 4.0, 1.0)]))
-        self.top, self.canvas = TopDown(Floor.of(finder.ground, 0)), Canvas(640, 480)
-        self.top.lay(self.canvas)
+        self.top, self.canvas = TopDownMap(HostGround.of(finder.ground, 0)), Canvas(640, 480)
+        self.top.draw_ground(self.canvas)
 
     def pixel(self, x: float, y: float) -> np.ndarray:
         column, row = self.canvas.at((x, y))
@@ -92,30 +99,30 @@ class Drawn:
         return np.abs(self.pixel(x, y) - self.canvas.rgb(color)).max() < 30
 
 
-def test_floor_is_light_and_things_are_not():
+def test_floor_is_light_and_objects_are_gray():
     drawn = Drawn()
     assert drawn.pixel(7.0, 5.0).min() > 245
-    assert tuple(drawn.pixel(4.0, 3.0)) == THINGS, "the top of a block is no floor to go to"
+    assert tuple(drawn.pixel(4.0, 3.0)) == OBJECTS, "the top of a block is not walkable"
     left, right, bottom, top = drawn.top.bounds
     assert (right - left) / (top - bottom) == pytest.approx(10 / 8, rel=0.05)
     assert drawn.top.image(640, 480).shape[1] >= 300
 
 
-def test_paths_goals_and_agents_are_where_they_should_be():
+def test_positions_of_paths_goals_and_agents():
     drawn = Drawn()
-    drawn.top.path(drawn.canvas, np.array([(1.0, 6.0, 0.0), (6.0, 6.0, 0.0)]), "blue")
-    drawn.top.goal(drawn.canvas, np.array([8.0, 2.0, 0.0]), "green")
-    drawn.top.agent(drawn.canvas, np.array([8.0, 6.0, 0.0]), np.pi / 2, "orange")
+    drawn.top.draw_path(drawn.canvas, np.array([(1.0, 6.0, 0.0), (6.0, 6.0, 0.0)]), "blue")
+    drawn.top.draw_goal(drawn.canvas, np.array([8.0, 2.0, 0.0]), "green")
+    drawn.top.draw_agent(drawn.canvas, np.array([8.0, 6.0, 0.0]), np.pi / 2, "orange")
     assert drawn.like(3.0, 6.0, "blue")
     assert not drawn.like(3.0, 6.3, "blue")
     assert drawn.like(8.0, 2.0, "green")
     pixel = drawn.canvas.smooth / drawn.canvas.scale
-    assert drawn.like(8.0, 6.0 + 7 * pixel, "orange"), "it looks up"
+    assert drawn.like(8.0, 6.0 + 7 * pixel, "orange"), "it faces up"
     assert not drawn.like(8.0, 6.0 - 7 * pixel, "orange")
 
 
 def test_colors_of_depth_go_from_light_to_dark():
-    brightness = colored(np.linspace(0, 1, 20)).astype(int).sum(-1)
+    brightness = colorize_depth(np.linspace(0, 1, 20)).astype(int).sum(-1)
     assert (np.diff(brightness) < 0).all()
 
 
@@ -124,7 +131,7 @@ def test_colors_of_depth_go_from_light_to_dark():
 
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory):
-    """A folder of two rooms with a wall across a part of them."""
+    """A folder of two rooms with a partial wall."""
     folder = tmp_path_factory.mktemp("scenes")
     for k in range(2):
         write_obj(folder / f"room{k}.obj", room((6.0 + k, 5.0), boxes=[(2.8, 0.0, 3.0, 3.4, 2.6)]))
@@ -135,15 +142,17 @@ def scenes(tmp_path_factory):
 
 @pytest.fixture
 def make(scenes):
-    with making(scenes=str(scenes / "room0.obj"), up="z", resident=1, goals=4, size=SIZE) as maker:
+    with opened_worlds(
+        scenes=str(scenes / "room0.obj"), up="z", scenes_in_memory=1, goals_per_scene=4, image_size=SIZE
+    ) as maker:
         yield lambda world=PointNav, config=PointNavConfig, envs=2, **settings: maker(world, config, envs, **settings)
 
 
 def act(world, action):
-    return world.step(torch.full((world.num_envs, world.config.agents), action, dtype=torch.int32))
+    return world.step(torch.full((world.num_envs, world.config.num_agents), action, dtype=torch.int32))
 
 
-def test_tracks_are_the_places_of_one_episode(make):
+def test_the_recorder_keeps_the_positions_of_one_episode(make):
     world = make(max_steps=6)
     tracks = world.trajectory_recorder(1)
     going, seen = torch.ones(2, dtype=torch.bool), [world.store.place[0].clone()]
@@ -155,17 +164,19 @@ def test_tracks_are_the_places_of_one_episode(make):
         seen.append(world.store.place[0].clone())
     canvas = Canvas(*tracks.size(0))
     tracks.draw(canvas, 0, "title")
-    np.testing.assert_allclose(np.stack(tracks.episodes[0].paths), torch.stack(seen[:-1]).numpy())
-    assert isinstance(tracks, NavTracks)
-    assert tracks.episodes[0].shortest == pytest.approx(length_of(tracks.episodes[0].best[0]), rel=0.05)
+    np.testing.assert_allclose(np.stack(tracks.episodes[0].positions), torch.stack(seen[:-1]).numpy())
+    assert isinstance(tracks, NavTrajectoryRecorder)
+    assert tracks.episodes[0].shortest_length == pytest.approx(
+        path_length(tracks.episodes[0].shortest_paths[0]), rel=0.05
+    )
     pixels = canvas.array().reshape(-1, 3).astype(int)
     for color in (AGENTS[0], "green"):
         assert (np.abs(pixels - canvas.rgb(color)).max(1) < 30).any()
 
 
 @pytest.mark.parametrize(("image", "agents"), [("depth", 1), ("rgb", 2), ("rgbd", 1), ("none", 1)])
-def test_a_picture_has_what_is_seen_beside_the_map(make, image, agents):
-    world = make(image=image, agents=agents)
+def test_a_picture_shows_the_image_beside_the_map(make, image, agents):
+    world = make(image=image, num_agents=agents)
     canvas = Canvas(*world.picture_size)
     TimeLimit(world, 50).picture(canvas, 1)
     array = canvas.array().astype(int)
@@ -178,32 +189,32 @@ def test_a_picture_has_what_is_seen_beside_the_map(make, image, agents):
         assert (seen.min(-1) > 240).mean() < 0.2
     if image == "depth":
         depth = world.outputs.groups["agent"].observation[1, 0, : SIZE * SIZE].float().view(SIZE, SIZE) / 10.0
-        middle = colored(depth.numpy())[SIZE // 2, SIZE // 2]
+        middle = colorize_depth(depth.numpy())[SIZE // 2, SIZE // 2]
         side = array.shape[0] - STRIP - 8
         found = array[STRIP + int(side * (SIZE // 2 + 0.5) / SIZE), 8 + int(side * (SIZE // 2 + 0.5) / SIZE)]
         assert np.abs(found - middle).max() < 12
 
 
-def test_pictures_remember_the_path_and_forget_it_with_the_episode(make):
+def test_pictures_show_the_path_of_the_current_episode(make):
     world, memory = make(), {}
-    remember_path(memory, world, 0)
+    record_path(memory, world, 0)
     for action in (LEFT, FORWARD, FORWARD):
         act(world, action)
         draw_env(Canvas(*world.picture_size, memory=memory), world, 0)
         draw_env(Canvas(*world.picture_size, memory=memory), world, 0)
-    assert len(memory["episode"].paths) == 4
-    assert length_of(np.stack(memory["episode"].paths)[:, 0]) == pytest.approx(
+    assert len(memory["episode"].positions) == 4
+    assert path_length(np.stack(memory["episode"].positions)[:, 0]) == pytest.approx(
         float(world.store.walked[0, 0]), abs=1e-4
     )
     act(world, STOP)
-    assert len(remember_path(memory, world, 0).paths) == 1
+    assert len(record_path(memory, world, 0).positions) == 1
 
 
-def test_where_there_is_no_goal_none_is_drawn(make):
+def test_tasks_without_goals_draw_no_goal(make):
     world = make(Explore, ExploreConfig)
-    episode = Episode(world, 0)
+    episode = EpisodePaths(world, 0)
     assert episode.goals is None
-    assert episode.best == []
+    assert episode.shortest_paths == []
     canvas = Canvas(*world.picture_size)
     world.picture(canvas, 0)
     assert not (np.abs(canvas.array().astype(int) - canvas.rgb("green")).max(-1) < 20).any()
@@ -226,7 +237,14 @@ def test_a_recording_shows_the_whole_path_in_its_last_picture(make):
 
 @pytest.fixture(scope="module")
 def run(scenes, tmp_path_factory):
-    config = dict(scenes=str(scenes / "room0.obj"), eval_scenes=str(scenes), up="z", resident=1, goals=4, size=SIZE)
+    config = dict(
+        scenes=str(scenes / "room0.obj"),
+        eval_scenes=str(scenes),
+        up="z",
+        scenes_in_memory=1,
+        goals_per_scene=4,
+        image_size=SIZE,
+    )
     return shoal.train(
         "pointnav",
         total_steps=64,
@@ -263,7 +281,7 @@ def test_eval_scores_scenes_and_draws_maps(run, capsys):
     with Image.open(maps[0]) as image:
         assert image.width >= 300
     assert main(["eval", str(run.path), "--episodes", "12", "--device", "cpu", "--maps", "1"]) == 0
-    assert len(list((run.path / "maps").glob("*.png"))) == 1  # no others beside it
+    assert len(list((run.path / "maps").glob("*.png"))) == 1  # earlier maps are removed
 
 
 def test_maps_do_not_change_the_scores(run, tmp_path):

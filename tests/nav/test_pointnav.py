@@ -1,4 +1,4 @@
-"""PointNav on scripted paths whose answers are known."""
+"""PointNav on scripted paths with known answers."""
 
 import math
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shoal.core.errors import ShoalError
-from shoal.nav.maps import remember_path
+from shoal.nav.pictures import record_path
 from shoal.nav.pointnav import PointNav, PointNavConfig
 from shoal.nav.stages import FORWARD, LEFT, RIGHT, STOP
 from shoal.render.renderer import Renderer, heading
@@ -18,12 +18,14 @@ SIZE = 16
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """Eight envs in one room with a wall across a part of it."""
+    """Eight envs in one room with a partial wall."""
     folder = tmp_path_factory.mktemp("scenes")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SHOAL_CACHE", str(folder / "cache"))
         scene = write_obj(folder / "room.obj", room(boxes=[(4.0, 0.0, 4.3, 5.0, 2.6)]))
-        config = PointNavConfig(scenes=scene, up="z", resident=1, goals=4, size=SIZE, max_steps=20)
+        config = PointNavConfig(
+            scenes=scene, up="z", scenes_in_memory=1, goals_per_scene=4, image_size=SIZE, max_steps=20
+        )
         made = PointNav(8, "cpu", config)
         made.reset(3)
     yield made
@@ -31,11 +33,11 @@ def world(tmp_path_factory):
 
 
 def put(world, place, yaw=0.0, walked=0.0):
-    """Begin anew with every env at a place, on the way to goal 0."""
+    """Reset, and put every env at a position with goal 0."""
     world.reset(3)
     store = world.store
     store.goal_slot.fill_(0)
-    store.goal[:] = world._site.fields.goal[0, 0]
+    store.goal[:] = world.nav_scenes.fields.goal[0, 0]
     store.place[:] = torch.as_tensor(place, dtype=torch.float32)
     store.yaw.fill_(yaw)
     store.walked.fill_(walked)
@@ -46,8 +48,8 @@ def put(world, place, yaw=0.0, walked=0.0):
 def geodesic(world) -> torch.Tensor:
     from shoal.nav.queries import Pathfinder
 
-    goal = world._site.fields.goal[0, 0:1]
-    return Pathfinder(world._site.ground).geodesic(world.store.place[:, 0].clone(), goal)[:, 0]
+    goal = world.nav_scenes.fields.goal[0, 0:1]
+    return Pathfinder(world.nav_scenes.ground).geodesic(world.store.place[:, 0].clone(), goal)[:, 0]
 
 
 def step(world, action):
@@ -55,13 +57,13 @@ def step(world, action):
     return world.step(actions)
 
 
-def test_pictures_of_episodes_of_one_step_are_of_their_own_goals(world):
+def test_pictures_of_one_step_episodes_show_their_goals(world):
     world.reset(3)
     memory = {}
     for _ in range(4):
-        seen = remember_path(memory, world, 0)
+        seen = record_path(memory, world, 0)
         np.testing.assert_allclose(seen.goals[0], world.store.goal[0, 0].numpy(), atol=1e-5)
-        assert len(seen.paths) == 1
+        assert len(seen.positions) == 1
         step(world, STOP)
 
 
@@ -77,7 +79,7 @@ def test_actions_move_and_turn(world):
     assert world.store.yaw[0, 0] == pytest.approx(0.5, abs=1e-5)
 
 
-def test_reward_is_the_way_gained_less_the_slack(world):
+def test_reward_is_the_distance_gained_plus_the_slack_reward(world):
     put(world, (2.0, 4.0, 0.0), yaw=1.0)
     before = geodesic(world)
     step(world, FORWARD)
@@ -85,7 +87,7 @@ def test_reward_is_the_way_gained_less_the_slack(world):
     torch.testing.assert_close(world.store.reward[:, 0], before - after - 0.01, atol=1e-5, rtol=0)
 
 
-def test_walls_stop_and_count(world):
+def test_walls_block_and_count_as_collisions(world):
     put(world, (3.85, 2.0, 0.0), yaw=0.0)
     for _ in range(3):
         step(world, FORWARD)
@@ -94,8 +96,8 @@ def test_walls_stop_and_count(world):
 
 
 @pytest.mark.parametrize("walked", [0.0, 9.0])
-def test_stop_at_the_goal_succeeds_with_its_spl(world, walked):
-    goal = world._site.fields.goal[0, 0]
+def test_stop_at_the_goal_is_rewarded_by_spl(world, walked):
+    goal = world.nav_scenes.fields.goal[0, 0]
     put(world, goal + torch.tensor([0.05, 0.0, 0.0]), walked=walked)
     world.store.start_distance.fill_(6.0)
     out = step(world, STOP)
@@ -108,7 +110,7 @@ def test_stop_at_the_goal_succeeds_with_its_spl(world, walked):
 
 
 def test_stop_elsewhere_fails(world):
-    goal = world._site.fields.goal[0, 0]
+    goal = world.nav_scenes.fields.goal[0, 0]
     put(world, goal + torch.tensor([0.25, 0.0, 0.0]))
     out = step(world, STOP)
     assert out.terminated.all()
@@ -116,8 +118,8 @@ def test_stop_elsewhere_fails(world):
     assert (world.store.reward[:, 0] < 0.1).all()
 
 
-def test_running_out_of_time_at_the_goal_is_no_success(world):
-    goal = world._site.fields.goal[0, 0]
+def test_truncation_at_the_goal_is_no_success(world):
+    goal = world.nav_scenes.fields.goal[0, 0]
     put(world, goal)
     for _ in range(20):
         out = step(world, LEFT)
@@ -127,7 +129,7 @@ def test_running_out_of_time_at_the_goal_is_no_success(world):
     assert (world.last_episode().reports["spl"] == 0).all()
 
 
-def test_the_agent_sees_its_goal_and_what_is_before_it(world):
+def test_observations_hold_the_image_and_the_goal(world):
     put(world, (2.0, 6.0, 0.0), yaw=0.3)
     step(world, LEFT)
     seen = world.outputs.groups["agent"].observation[0, 0].float()
@@ -135,18 +137,18 @@ def test_the_agent_sees_its_goal_and_what_is_before_it(world):
     angle = math.atan2(away[1], away[0]) - (0.3 + math.radians(10))
     goal = torch.tensor([away[:2].norm(), math.cos(angle), math.sin(angle)])
     torch.testing.assert_close(seen[-3:], goal, atol=0.01, rtol=0)
-    assert seen[-8:-3].tolist() == [0, 0, 0, 1, 0], "the last action, counted from 1"
-    renderer = Renderer(world._site.pool.memory, 1, (SIZE, SIZE), ["depth"], max_depth=10.0)
+    assert seen[-8:-3].tolist() == [0, 0, 0, 1, 0], "the previous action, counted from 1"
+    renderer = Renderer(world.nav_scenes.pool.memory, 1, (SIZE, SIZE), ["depth"], max_depth=10.0)
     pose = torch.cat([world.store.place[0, 0] + torch.tensor([0, 0, 1.25]), heading(world.store.yaw[0, 0])])[None]
     image = renderer.render(pose)["depth"].reshape(-1)
     torch.testing.assert_close(seen[: SIZE**2], image, atol=0.01, rtol=1e-3)
 
 
-def test_the_final_observation_is_the_last_place_and_the_next_one_the_new(world):
+def test_final_and_next_observations(world):
     put(world, (2.0, 6.0, 0.0), yaw=0.3)
     place = world.store.place[0, 0].clone()
     out = step(world, STOP).groups["agent"]
-    renderer = Renderer(world._site.pool.memory, 1, (SIZE, SIZE), ["depth"], max_depth=10.0)
+    renderer = Renderer(world.nav_scenes.pool.memory, 1, (SIZE, SIZE), ["depth"], max_depth=10.0)
     for at, yaw, seen in (
         (place, torch.tensor(0.3), out.final_observation),
         (world.store.place[0, 0], world.store.yaw[0, 0], out.observation),
@@ -156,8 +158,8 @@ def test_the_final_observation_is_the_last_place_and_the_next_one_the_new(world)
         torch.testing.assert_close(seen[0, 0, : SIZE**2].float(), image, atol=0.01, rtol=1e-3)
 
 
-def test_episodes_begin_by_the_rules(world):
-    """Starts are free and on the way's region, 1 to 30 m away; straight ways are rarer than by chance."""
+def test_starts_obey_the_rules(world):
+    """Starts are 1 to 30 m from the goal, and straight paths are rarer than by chance."""
     starts, ratios = [], []
     for _ in range(40):
         step(world, STOP)
@@ -170,16 +172,18 @@ def test_episodes_begin_by_the_rules(world):
     assert np.mean(np.array(ratios) > 1.1) > 0.3
 
 
-def test_scenes_that_cannot_be_walked_are_refused(tmp_path, monkeypatch):
+def test_scenes_without_floor_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
     wall = write_obj(tmp_path / "wall.obj", room()[:2])
-    world = PointNav(2, "cpu", PointNavConfig(scenes=wall, up="z", resident=1, goals=2, size=SIZE))
+    world = PointNav(
+        2, "cpu", PointNavConfig(scenes=wall, up="z", scenes_in_memory=1, goals_per_scene=2, image_size=SIZE)
+    )
     with pytest.raises(ShoalError, match=r"wall\.obj has no walkable floor"):
         world.reset(0)
     world.close()
 
 
-def test_a_blind_agent_sees_no_image():
+def test_a_blind_agent_observes_no_image():
     config = PointNavConfig(image="none")
     (group,) = PointNav.groups_of(config)
     assert group.observation.shape == (8,)

@@ -1,4 +1,4 @@
-"""Moving things: each shape against an independent answer, seen by its env only."""
+"""Moving objects: each shape against an independent answer, visibility by env."""
 
 import math
 
@@ -8,7 +8,7 @@ import torch
 
 from shoal.render.movers import BOX, CAPSULE, CYLINDER, MESH, NONE, SPHERE, Movers
 from shoal.render.renderer import Renderer
-from tests.render.test_renderer import level_pose, rays
+from tests.render.views import level_pose, rays
 from tests.scene.shapes import box, make_scene, soup
 
 FAR_ROOM = make_scene(box((-50, -50, -50), (50, 50, 50)))
@@ -32,7 +32,7 @@ def turned(rotation, points):
 
 
 def inside(kind, size, p):
-    """Whether points of a shape's own frame lie within it, by its definition."""
+    """Whether points in a shape's frame are inside it, by definition."""
     a, b, c = size
     x, y, z = np.moveaxis(p, -1, 0)
     if kind == BOX:
@@ -46,8 +46,8 @@ def inside(kind, size, p):
 
 @pytest.mark.parametrize("kind", [BOX, SPHERE, CYLINDER, CAPSULE])
 @pytest.mark.parametrize("rotation", [(0, 0, 0, 1), (0.3, -0.5, 0.2, 0.9), (0, 1, 0, 1)])
-def test_shapes_against_marching(kind, rotation):
-    """Walking along each ray in small steps until the shape's definition holds."""
+def test_shapes_equal_ray_marching(kind, rotation):
+    """Each ray is followed in small steps until the shape's definition holds."""
     position, size = (3.0, 0.3, -0.2), (0.7, 0.5, 0.9)
     renderer = one_thing(kind, position, size, rotation)
     images = renderer.render(level_pose())
@@ -60,13 +60,13 @@ def test_shapes_against_marching(kind, rotation):
     met = within.any(-1)
     first = steps[within.argmax(-1)]
     hit = depth < 40
-    assert (met != hit).mean() < 0.01, "outlines differ by more than a grazing pixel here and there"
+    assert (met != hit).mean() < 0.01, "outlines differ by more than a few grazing pixels"
     both = met & hit
     assert both.sum() > 50
     assert (
         np.abs(depth[both] - first[both]).max() < 0.005 or np.percentile(np.abs(depth[both] - first[both]), 99) < 0.004
     )
-    # A normal stands across the surface: neighbors' places give it too.
+    # The surface positions of neighboring pixels also give the normal.
     normal = images["normal"][0].numpy()
     place = direction * depth[..., None]
     across = np.cross(place[2:, 1:-1] - place[:-2, 1:-1], place[1:-1, 2:] - place[1:-1, :-2])
@@ -74,11 +74,11 @@ def test_shapes_against_marching(kind, rotation):
     smooth = both[1:-1, 1:-1] & both[2:, 1:-1] & both[:-2, 1:-1] & both[1:-1, 2:] & both[1:-1, :-2]
     agreement = np.abs((across * normal[1:-1, 1:-1]).sum(-1))[smooth]
     assert np.median(agreement) > 0.999
-    assert ((normal * direction).sum(-1)[hit] <= 1e-6).all(), "normals look at the camera"
+    assert ((normal * direction).sum(-1)[hit] <= 1e-6).all(), "normals face the camera"
 
 
 def test_a_mesh_moves_like_its_triangles():
-    """A turned, scaled and shifted mesh gives the same image as a scene with the moved triangles in it."""
+    """A rotated, scaled and shifted mesh gives the same image as a scene that contains the moved triangles."""
     corners = soup(60, 3, spread=0.5, size=0.2)
     rotation, scale, shift = (0.2, 0.4, -0.3, 0.8), (1.5, 0.6, 1.1), (3.0, 0.2, -0.1)
     renderer = one_thing(MESH + 1, shift, scale, rotation, [FAR_ROOM, make_scene(corners)], ("depth", "normal", "rgb"))
@@ -94,7 +94,7 @@ def test_a_mesh_moves_like_its_triangles():
     assert (moving["rgb"].int() - still["rgb"].int()).abs().amax(-1, keepdim=True)[same].max() <= 1
 
 
-def test_ids_and_color_are_those_of_the_thing():
+def test_ids_and_color_of_an_object():
     renderer = one_thing(SPHERE, (2.0, 0.0, 0.0), (0.5, 0.5, 0.5), outputs=("semantic", "instance", "rgb"))
     renderer.movers.color[:] = torch.tensor([1.0, 0.0, 0.0])
     images = renderer.render(level_pose())
@@ -106,7 +106,7 @@ def test_ids_and_color_are_those_of_the_thing():
     assert images["instance"][0, 0, 0] > 0
 
 
-def test_things_are_seen_in_their_env_only_and_move():
+def test_objects_are_visible_in_their_env_only_and_move():
     movers = Movers.make(3, 4, "cpu")
     movers.kind[1, 2] = BOX
     movers.position[1, 2] = torch.tensor([2.0, 0.0, 0.0])
@@ -120,8 +120,8 @@ def test_things_are_seen_in_their_env_only_and_move():
     assert renderer.render(poses)["depth"][:, 4, 4, 0].tolist() == [50.0, 50.0, 50.0]
 
 
-def test_agents_see_one_another_but_not_themselves():
-    """Two agents of one env face each other; each is a capsule around its camera."""
+def test_agents_see_each_other_but_not_themselves():
+    """Two agents of one env, each a capsule around its camera, face each other."""
     movers = Movers.make(1, 2, "cpu")
     movers.kind.fill_(CAPSULE)
     movers.position[0] = torch.tensor([[0.0, 0.0, 0.0], [3.0, 0.0, 0.0]])
@@ -136,7 +136,7 @@ def test_agents_see_one_another_but_not_themselves():
 
 
 def test_culling_changes_nothing():
-    """Many things all around: the image is the nearest of the images of each thing alone."""
+    """Many objects all around: the depth is the minimum over the depths of each object alone."""
     rng = np.random.default_rng(0)
     count = 30
     movers = Movers.make(1, count, "cpu")
@@ -159,7 +159,7 @@ def test_culling_changes_nothing():
     assert torch.equal(together, least)
 
 
-def test_kinds_and_envs_that_are_not_there_show_nothing():
+def test_unknown_kinds_and_envs_show_nothing():
     movers = Movers.make(1, 3, "cpu")
     movers.position[:] = torch.tensor([2.0, 0.0, 0.0])
     movers.kind[0] = torch.tensor([MESH + 5, MESH + 10**6, -3])
@@ -168,8 +168,8 @@ def test_kinds_and_envs_that_are_not_there_show_nothing():
     assert (renderer.render()["depth"][:, 1, 1, 0] == 50.0).all()
 
 
-def test_flat_and_mirrored_things():
-    """Something without thickness is a sheet; a negative scale mirrors a mesh; a rotation of any length turns."""
+def test_flat_and_mirrored_objects():
+    """Flat objects are visible, a negative scale mirrors a mesh, and quaternions are normalized."""
     flat = one_thing(BOX, (3.0, 0.0, 0.0), (0.0, 1.0, 1.0)).render(level_pose())["depth"][0, ..., 0]
     expected = rays(level_pose()[0], 48, 48)[..., 1:] * 3.0
     shown = (np.abs(expected) <= 1.0).all(-1)
@@ -189,7 +189,7 @@ def test_flat_and_mirrored_things():
     assert torch.allclose(turned_far.render(pose)["depth"], twice, rtol=1e-5)
 
 
-def test_within_a_capsule_all_is_capsule():
+def test_a_camera_inside_a_capsule_sees_only_the_capsule():
     thing = one_thing(CAPSULE, (0.0, 0.0, 0.0), (0.5, 0.5, 1.0))
     for pitch in (-1.2, 0.0, 1.5):
         assert (thing.render(level_pose(pitch=pitch))["depth"] < 3).all()

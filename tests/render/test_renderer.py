@@ -1,4 +1,4 @@
-"""Images against analytic answers, Embree and NumPy twins."""
+"""Images against analytic answers, Embree and NumPy."""
 
 import math
 
@@ -7,37 +7,17 @@ import pytest
 import torch
 
 from shoal.core.errors import ShoalError
-from shoal.render.renderer import Renderer, heading
+from shoal.render.renderer import Renderer
 from shoal.scene.load import load_scene
 from shoal.scene.memory import SceneMemory
 from shoal.scene.pack import pack_scene
 from shoal.scene.scene import Material
+from tests.render.views import level_pose, rays
 from tests.scene.shapes import box, make_scene, quad, soup, textured_wall
 
 
-def level_pose(x=0.0, y=0.0, z=0.0, yaw=0.0, pitch=0.0):
-    return torch.cat([torch.tensor([x, y, z]), heading(torch.tensor(yaw), pitch)])[None]
-
-
-def rays(pose, width, height, fov=90.0):
-    """Directions [height, width, 3] by the definition: through the middles of the pixels of a plane at distance 1."""
-    wide = math.tan(math.radians(fov) / 2)
-    left = wide * (1 - (np.arange(width) + 0.5) * 2 / width)
-    up = wide * height / width * (1 - (np.arange(height) + 0.5) * 2 / height)
-    local = np.stack(np.broadcast_arrays(1.0, left[None, :], up[:, None]), -1)
-    x, y, z, w = pose[3:].double().numpy()
-    turn = np.array(
-        [
-            [1 - 2 * (y * y + z * z), 2 * (x * y - z * w), 2 * (x * z + y * w)],
-            [2 * (x * y + z * w), 1 - 2 * (x * x + z * z), 2 * (y * z - x * w)],
-            [2 * (x * z - y * w), 2 * (y * z + x * w), 1 - 2 * (x * x + y * y)],
-        ]
-    )
-    return local @ turn.T
-
-
 @pytest.mark.parametrize("size", [(64, 64), (37, 50), (1, 1), (130, 6)])
-def test_depth_in_a_box_room_is_the_analytic_one(size):
+def test_depth_in_a_box_room_is_analytic(size):
     low, high = np.array([-3.0, -2.0, 0.0]), np.array([4.0, 2.5, 2.6])
     poses = torch.cat(
         [level_pose(0.5, -0.3, 1.25, yaw) for yaw in (0.0, 0.4, 2.0, -1.3, math.pi)]
@@ -53,8 +33,8 @@ def test_depth_in_a_box_room_is_the_analytic_one(size):
         np.testing.assert_allclose(image[..., 0].numpy(), expected, rtol=1e-5)
 
 
-def test_axes_left_is_left_and_up_is_up():
-    """Four colored walls around the camera, which looks at each in turn."""
+def test_axes_of_the_camera():
+    """Labeled walls around the camera, which faces each in turn."""
     walls = {
         0.0: quad((2, 1, -1), (2, -1, -1), (2, -1, 1), (2, 1, 1)),
         math.pi / 2: quad((-1, 2, -1), (1, 2, -1), (1, 2, 1), (-1, 2, 1)),
@@ -65,11 +45,11 @@ def test_axes_left_is_left_and_up_is_up():
     renderer = Renderer(scene, 3, (9, 9), ["semantic"])
     image = renderer.render(torch.cat([level_pose(yaw=yaw) for yaw in walls]))["semantic"]
     assert [int(view[4, 4]) for view in image] == [1, 2, 3]
-    # Turned a little to the left, the wall ahead moves to the right of the picture.
+    # After a turn to the left, the wall ahead is at the right of the image.
     renderer.render(torch.cat([level_pose(yaw=0.7)] * 3))
     assert renderer.images["semantic"][0, 4, 7] == 1
     assert renderer.images["semantic"][0, 4, 1] == 2
-    # Looking up, it moves down.
+    # After a turn upwards, it is lower.
     renderer.render(torch.cat([level_pose(pitch=0.7)] * 3))
     assert renderer.images["semantic"][0, 7, 4] == 1
     assert renderer.images["semantic"][0, 1, 4] == 0
@@ -111,13 +91,13 @@ def test_random_rays_agree_with_embree(count):
         normal /= np.linalg.norm(normal, axis=1, keepdims=True)
         normal *= -np.sign((normal * directions[both]).sum(1, keepdims=True))
         np.testing.assert_allclose(images["normal"][v].reshape(-1, 3).numpy()[both], normal, atol=1e-4)
-    # Rays along edges may fall to either side.
+    # Rays along edges may hit either triangle.
     assert differ <= 12 * 24 * 20 * 2e-3
 
 
 @pytest.mark.parametrize("form", ["glb", "obj", "ply"])
 def test_loaded_meshes_agree_with_embree(form, tmp_path):
-    """Bodies of several kinds, written by trimesh, read by Shoal, and both shown the same rays."""
+    """Meshes written by trimesh and read by Shoal, with the same rays in Embree."""
     import trimesh
     from embreex.mesh_construction import TriangleMesh
     from embreex.rtcore_scene import EmbreeScene
@@ -144,8 +124,8 @@ def test_loaded_meshes_agree_with_embree(form, tmp_path):
 
 
 @pytest.mark.parametrize("away", [0.0, 30.0, 3000.0])
-def test_closed_surfaces_are_closed_wherever_they_lie(away):
-    """From within a ball of many triangles no ray escapes, at the origin or with coordinates of a map."""
+def test_closed_surfaces_have_no_gaps_far_from_the_origin(away):
+    """No ray escapes from inside a sphere of many triangles, at the origin or at map coordinates."""
     import trimesh
 
     ball = trimesh.creation.icosphere(subdivisions=5, radius=1.0)
@@ -158,8 +138,8 @@ def test_closed_surfaces_are_closed_wherever_they_lie(away):
     assert (depth < 1.01).float().mean() > 1 - 5e-5
 
 
-def test_a_hole_on_a_wall_shows_the_wall():
-    """A picture with holes lies in the plane of a wall: whichever comes first, the wall is seen through the holes."""
+def test_holes_in_the_plane_of_a_wall_show_the_wall():
+    """A texture with holes in the plane of a wall: the wall is visible through them in either order."""
     corners = np.array([[[2, 2, -2], [2, -2, -2], [2, 0, 2]]], np.float32)
     clear = np.zeros((2, 2, 4), np.uint8)
     for order in ((0, 1), (1, 0)):
@@ -171,12 +151,12 @@ def test_a_hole_on_a_wall_shows_the_wall():
         assert image[0, 4, 4] == 2.0
 
 
-def test_numbers_that_do_not_fit_in_a_byte_are_255():
+def test_too_large_numbers_become_255_in_uint8():
     scene = make_scene(box((-1, -1, -1), (1, 1, 1)), instance=np.full(12, 300, np.int32))
     assert (Renderer(scene, 1, (4, 4), {"instance": torch.uint8}).render(level_pose())["instance"] == 255).all()
 
 
-def test_assigning_writes_in_place():
+def test_assignment_copies_in_place():
     scenes = [make_scene(box((-d, -d, -d), (d, d, d))) for d in (1.0, 2.0)]
     renderer = Renderer(scenes, 1, (3, 3), "depth")
     renderer.scene = torch.tensor([1])
@@ -185,7 +165,7 @@ def test_assigning_writes_in_place():
 
 
 def bilinear(texture, u, v):
-    """NumPy twin of the texture lookup at the finest level: repeated, v up, linear between the middles of pixels."""
+    """Texture lookup at the finest level in NumPy: repeated, v up, bilinear between pixel centers."""
     height, width = texture.shape[:2]
     x, y = (u % 1) * width - 0.5, (1 - v % 1) * height - 0.5
     left, top = np.floor(x).astype(int), np.floor(y).astype(int)
@@ -200,7 +180,7 @@ def bilinear(texture, u, v):
 
 
 @pytest.mark.parametrize("repeat", [1.0, 2.5])
-def test_textures_against_a_numpy_twin(repeat):
+def test_textures_equal_a_numpy_version(repeat):
     texture = np.random.default_rng(3).integers(0, 256, (8, 6, 4), dtype=np.uint8)
     renderer = Renderer(
         textured_wall(texture, repeat), 1, (96, 96), {"rgb": torch.float32, "depth": torch.float32}, light=False
@@ -213,7 +193,7 @@ def test_textures_against_a_numpy_twin(repeat):
     np.testing.assert_allclose(image[inside], expected[inside], atol=2e-4)
 
 
-def test_a_picture_stands_upright():
+def test_textures_are_upright():
     texture = np.zeros((2, 2, 4), np.uint8)
     texture[..., 3] = 255
     texture[0, 0, 0], texture[0, 1, 1], texture[1, 0, 2] = 255, 255, 255  # red, green above; blue, black below
@@ -221,8 +201,8 @@ def test_a_picture_stands_upright():
     assert image.tolist() == [[[255, 0, 0], [0, 255, 0]], [[0, 0, 255], [0, 0, 0]]]
 
 
-def test_far_textures_are_read_from_a_coarser_level():
-    """A chessboard whose squares are far smaller than a pixel is an even gray, and not noise."""
+def test_far_textures_use_a_coarser_mipmap_level():
+    """A chessboard with squares far smaller than a pixel is uniformly gray."""
     board = (np.indices((256, 256)).sum(0) % 2 * 255).astype(np.uint8)
     texture = np.dstack([board] * 3 + [np.full_like(board, 255)])
     renderer = Renderer(textured_wall(texture, repeat=4.0), 1, (16, 16), ["rgb"], light=False)
@@ -231,7 +211,7 @@ def test_far_textures_are_read_from_a_coarser_level():
 
 
 def test_holes_are_seen_through():
-    """The left half of the near wall is transparent: there the far wall shows, at its own depth."""
+    """The left half of the near wall is transparent: the far wall shows there, at its depth."""
     texture = np.full((4, 4, 4), 255, np.uint8)
     texture[:, :2, 3] = 0
     near, far = textured_wall(texture, cutoff=0.5, distance=2.0), textured_wall(texture, distance=2.0)
@@ -251,7 +231,7 @@ def test_holes_are_seen_through():
     assert images["rgb"][0, 16, 24].tolist() == [255, 255, 255]
 
 
-def test_corner_colors_are_mixed():
+def test_vertex_colors_are_interpolated():
     colors = np.zeros((1, 3, 4), np.uint8)
     colors[0] = [[255, 0, 0, 255], [0, 255, 0, 255], [0, 0, 255, 255]]
     corners = np.array([[[2, 2, -1], [2, -2, -1], [2, 0, 2]]], np.float32)
@@ -261,7 +241,7 @@ def test_corner_colors_are_mixed():
 
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.uint8])
-def test_types_hold_the_same_picture(kind):
+def test_dtypes_hold_the_same_image(kind):
     scene = make_scene(soup(200, 5))
     poses = torch.cat([level_pose(yaw=k) for k in (0.0, 1.0, 2.0)])
     exact = Renderer(
@@ -277,7 +257,7 @@ def test_types_hold_the_same_picture(kind):
         assert (rough.images[name].float() - expected).abs().max() < (0.51 if kind == torch.uint8 else 5e-3)
 
 
-def test_each_view_sees_its_own_scene_and_field_of_view():
+def test_each_view_has_its_scene_and_field_of_view():
     scenes = [make_scene(box((-d, -d, -d), (d, d, d))) for d in (1.0, 2.0, 3.0)]
     renderer = Renderer(scenes, 6, (16, 16), ["depth"])
     rows = torch.tensor([2, 0, 1, 1, 0, 2])
@@ -300,13 +280,13 @@ def test_a_view_does_not_depend_on_the_batch():
         assert all(torch.equal(alone[name][0], many[name][k]) for name in many)
 
 
-def test_depth_is_clamped_and_a_miss_is_as_far_as_can_be():
+def test_depth_is_clamped_and_a_miss_has_maximum_depth():
     scene = make_scene(quad((6, 1, -1), (6, -1, -1), (6, -1, 1), (6, 1, 1)))
     assert (Renderer(scene, 1, (8, 8), ["depth"], max_depth=4.0).render(level_pose())["depth"] == 4.0).all()
     near = Renderer(scene, 1, (9, 9), ["depth", "rgb"], max_depth=10.0).render(level_pose())
     assert near["depth"][0, 4, 4] == 6.0
     assert near["depth"][0, 0, 0] == 10.0
-    # What lies beyond the greatest depth still has a color.
+    # Hits beyond the maximum depth still have a color.
     clamped = Renderer(scene, 1, (9, 9), ["depth", "rgb"], max_depth=4.0).render(level_pose())
     assert torch.equal(clamped["rgb"], near["rgb"])
 
@@ -337,7 +317,7 @@ def test_bad_poses_are_named():
 
 
 def test_rows_without_a_scene_show_nothing():
-    """A row out of range or empty leads into nobody's memory."""
+    """Rows that are out of range or empty are not read."""
     memory = SceneMemory(10**6, 3, "cpu")
     memory.put(1, pack_scene(make_scene(box((-1, -1, -1), (1, 1, 1)))))
     renderer = Renderer(memory, 5, (4, 4), ["depth", "rgb", "instance", "normal"])
@@ -349,7 +329,7 @@ def test_rows_without_a_scene_show_nothing():
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_poses_that_are_no_numbers_show_nothing(bad):
+def test_poses_that_are_not_finite_show_nothing(bad):
     renderer = Renderer(make_scene(box((-1, -1, -1), (1, 1, 1))), 2, (4, 4), ["depth"])
     poses = torch.cat([level_pose(), level_pose(bad)])
     depth = renderer.render(poses)["depth"]

@@ -25,7 +25,7 @@ def cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path_factory.getbasetemp() / "scenes"))
 
 
-def test_one_stands_on_the_floor_away_from_walls():
+def test_indoor_viewpoints_are_on_the_floor_away_from_walls():
     corners = np.concatenate([box((0, 0, -1), (8, 5, 2)), box((3, 0, -1), (3.5, 5, 0.5))])
     memory = SceneMemory.holding([pack_scene(make_scene(corners))], "cpu")
     poses = find_viewpoints(memory, 0, 12)
@@ -36,22 +36,22 @@ def test_one_stands_on_the_floor_away_from_walls():
     assert (torch.stack([x, y, 8 - x, 5 - y]) > 0.39).all()
 
 
-def test_an_object_is_seen_from_around():
+def test_viewpoints_around_an_object():
     memory = SceneMemory.holding([pack_scene(make_scene(box((-1, -1, 0), (1, 1, 1))))], "cpu")
     poses = find_viewpoints(memory, 0, 6)
     assert (poses[:, :2].norm(dim=1) > 1.5).all()
     image = Renderer(memory, 6, (9, 9), ["depth"]).render(poses)["depth"]
-    assert (image[:, 4, 4, 0] < 10).all(), "it is in the middle of every picture"
+    assert (image[:, 4, 4, 0] < 10).all(), "the object is in the center of every image"
     assert (image[:, 0, 0, 0] > 100).all(), "and all of it is in view"
 
 
 @pytest.mark.parametrize("name", ["house:7@0", "house:9001@0"])
-def test_contact_sheets_look_as_they_did(name):
-    """Pictures that a person has looked at. Write them anew with `shoal scene render`, and look again."""
+def test_contact_sheets_equal_golden_images(name):
+    """Images that a person has checked. Rewrite them with `shoal scene render`, and check again."""
     sheet = np.asarray(draw_sheet(prepare(name), 8, (96, 72))).astype(int)
     golden = np.asarray(Image.open(GOLDEN / f"{name.replace(':', '_')}.png").convert("RGB")).astype(int)
     assert sheet.shape == golden.shape
-    # Processors round differently: a ray along an edge may fall to the other side.
+    # Processors round differently: a ray along an edge may hit the other triangle.
     assert np.mean(np.abs(sheet - golden).max(-1) > 8) < 0.005
 
 
@@ -62,7 +62,7 @@ def test_scene_render_writes_a_picture(tmp_path, capsys):
     assert Image.open(out).size == (3 * (32 + 6) + 6, 2 * 24 + 8 + 6 + 22)
 
 
-def test_scene_info_tells_what_there_is(capsys):
+def test_scene_info_lists_contents(capsys):
     assert main(["scene", "info", "house:7@0"]) == 0
     told = capsys.readouterr().out
     for word in ("triangles", "wall", "textures", "MB"):
@@ -81,7 +81,7 @@ def test_scene_info_tells_what_there_is(capsys):
         (["bench", "render", "--scene", "house:7@0", "--outputs", "dept"], "did you mean 'depth'"),
     ],
 )
-def test_bad_words_exit_with_2(words, reason, capsys):
+def test_bad_arguments_exit_with_2(words, reason, capsys):
     assert main(words) == 2
     assert reason in capsys.readouterr().err
 
@@ -94,7 +94,7 @@ def test_bench_render_prints_a_table(capsys, tmp_path):
     assert '"views": 2' in out.read_text()
 
 
-def test_sizes():
+def test_parsing_of_sizes():
     assert parse_size("64") == (64, 64)
     assert parse_size("32X20") == (32, 20)
     with pytest.raises(ShoalError, match="WIDTHxHEIGHT"):

@@ -271,13 +271,13 @@ def test_the_floor_of_a_cabin_is_connected(cabins):
         packed = pack_scene(scene)
         ground = GroundMemory(SceneMemory.holding([packed], "cpu"), GroundMemory.cells_needed(packed.bounds, 0.1))
         finder = Pathfinder(ground)
-        cells = finder.cells.numpy()
-        main = (ground.region[0, ground.standing(0)] == finder.main_region).numpy()
+        cells = finder.navigable_points.numpy()
+        main = (ground.region[0, ground.navigable_cells(0)] == finder.main_region).numpy()
         low = cells[:, 2] < 0.2  # What lies higher is furniture.
         rooms = np.where(low, [plan.room_at(x, y) for x, y, _ in cells], -1)
         share = main[rooms >= 0].mean()
         assert share > 0.7, f"{scene.name}: only {share:.0%} of the floor is connected"
-        assert (main & (rooms >= 0)).sum() * ground.cell**2 > 5.0, scene.name
+        assert (main & (rooms >= 0)).sum() * ground.grid_size**2 > 5.0, scene.name
         assert set(rooms[main & (rooms >= 0)]) == set(range(len(plan.rooms))), f"{scene.name}: a room is shut"
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from shoal.core.errors import ShoalError
-from shoal.nav.episodes import read_episodes
+from shoal.nav.episode_files import read_episodes
 from shoal.scene.files import Source
 from shoal.scene.load import content_key, load_scene
 from tests.scene.meshes import SQUARE, Gltf, picture_bytes

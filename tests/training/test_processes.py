@@ -200,7 +200,7 @@ def test_each_process_shuffles_its_own_samples(pair):
 def toured(processes: Communicator) -> tuple:
     """Navigation: the scenes of this process, the parameters here, and metrics."""
     settings = dict(num_envs=8, rollout_steps=8, num_minibatches=2, total_steps=640, device="cpu", compile="off")
-    config = dict(scenes="cabin:0-39", resident=2, swap=0, stagger=False, max_steps=6)
+    config = dict(scenes="cabin:0-39", scenes_in_memory=2, scene_swap_interval=0, desync_episodes=False, max_steps=6)
     trainer = Trainer(make_job("pointnav", world_config=config, **settings), processes)
     for _ in range(3):
         trainer.iterate()
