@@ -109,7 +109,7 @@ class AsyncTrainer(Trainer):
         """Seconds since the last reading of metrics."""
         self._read_at = time.monotonic()
         if isinstance(self.collector, HostCollector):
-            self.collector.renew = self._renew
+            self.collector.refresh_weights = self._refresh_weights
 
     def _actors(self) -> dict[str, Policy]:
         self.players = {name: copy.deepcopy(policy) for name, policy in self.policies.items()}
@@ -186,7 +186,7 @@ class AsyncTrainer(Trainer):
             if self._thread is None:
                 self._fill_players()
             self._wait_for_device()  # a rollout that is being made there
-            self._renew()
+            self._refresh_weights()
             self._wait_for_device()
             yield
         finally:
@@ -253,7 +253,7 @@ class AsyncTrainer(Trainer):
 
     def _make_rollout(self, version: int) -> None:
         """One rollout with the newest weights, and into the queue with it."""
-        self._renew()
+        self._refresh_weights()
         self.world.between_rollouts()
         self.collect()
         slot = self._free.get()
@@ -263,7 +263,7 @@ class AsyncTrainer(Trainer):
             self._acting = False
             self._changed.notify_all()
 
-    def _renew(self) -> None:
+    def _refresh_weights(self) -> None:
         """Give the players the newest weights, if they have not got them."""
         for name, weights in self._weights.items():
             if weights.fresh:
@@ -288,7 +288,7 @@ class AsyncTrainer(Trainer):
                 if "age" in carried:
                     carried["age"].zero_()
         self._sums.copy_(self.episode_sums())
-        self._read = self._books()
+        self._read = self._episode_totals()
 
     def read_metrics(self) -> dict[str, float]:
         found = super().read_metrics()

@@ -67,7 +67,7 @@ class Trainer(Counted):
         if isinstance(self.world, HostWorld):
             collector, more = (
                 HostCollector,
-                dict(graph=config.cuda_graphs, line=processes.finish_line(config.sync_frac)),
+                dict(graph=config.cuda_graphs, preemption=processes.preemption(config.sync_frac)),
             )
         self.collector = collector(
             self.world,
@@ -96,7 +96,7 @@ class Trainer(Counted):
         self._store = Graphed(self._store_all, device, recorded and keeps)
         pool = torch.cuda.graph_pool_handle() if recorded and device.type == "cuda" else None
         self._updates = {name: Graphed(made.update, device, recorded, pool) for name, made in self.learners.items()}
-        self._read = Books(0.0, 0.0, {}, {})
+        self._read = EpisodeTotals(0.0, 0.0, {}, {})
         """What the last reading of the statistics found."""
         self.collector.start(config.seed, self.first_env)
 
@@ -146,7 +146,7 @@ class Trainer(Counted):
 
     def read_metrics(self) -> dict[str, float]:
         """Means since the last reading, under the names people know. Waits for the device."""
-        books, read = self._books(), self._read
+        books, read = self._episode_totals(), self._read
         found: dict[str, float] = {}
         new = books.episodes - read.episodes
         many = len(self.world.groups) > 1
@@ -163,10 +163,10 @@ class Trainer(Counted):
             prefix = f"train/{name}/" if len(self.policies) > 1 else "train/"
             found.update({prefix + key: value for key, value in learner.read_metrics().items()})
             found[f"{prefix}learning_rate"] = float(learner.optimizer.lr)
-        if isinstance(self.collector, HostCollector) and self.collector.line is not None:
-            made = torch.tensor(self.collector.read_made(), device=self.world.device)
-            self.processes.reducer.average(made)
-            found["time/made"] = float(made)
+        if isinstance(self.collector, HostCollector) and self.collector.preemption is not None:
+            completed = torch.tensor(self.collector.read_completed(), device=self.world.device)
+            self.processes.reducer.average(completed)
+            found["time/made"] = float(completed)
         self.check_finite()
         return found
 
@@ -175,7 +175,7 @@ class Trainer(Counted):
         """Episodes that had finished when metrics were last read."""
         return self._read.episodes
 
-    def _books(self) -> "Books":
+    def _episode_totals(self) -> "EpisodeTotals":
         """Finished episodes of all processes, since the start of training."""
         stats = self.world.statistics()
         names = [*stats.return_sum, *stats.report_sum]
@@ -185,7 +185,7 @@ class Trainer(Counted):
         count = len(stats.return_sum)
         returns = dict(zip(names[:count], rest[:count], strict=True))
         reports = dict(zip(names[count:], rest[count:], strict=True))
-        return Books(episodes, lengths, returns, reports)
+        return EpisodeTotals(episodes, lengths, returns, reports)
 
     def episode_sums(self) -> torch.Tensor:
         """Finished episodes of this process: how many, their steps, returns of all groups, reports."""
@@ -297,10 +297,10 @@ class Trainer(Counted):
             for learner in self.learners.values():
                 learner.mark_discontinuity()
         self.iteration = iteration
-        self._read = self._books()
+        self._read = self._episode_totals()
 
 
-class Books(NamedTuple):
+class EpisodeTotals(NamedTuple):
     """Sums over finished episodes."""
 
     episodes: float
