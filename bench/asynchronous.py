@@ -39,7 +39,7 @@ SETTINGS = dict(num_envs=16, rollout_steps=128, lr=5e-4, epochs=20, num_minibatc
 def train(side, steps, seed, hidden):
     """Env steps/s of one training, and the score of what it has learned."""
     settings = dict(SIDES[side])
-    world = dict(schedule=settings.pop("schedule"), workers=SETTINGS["num_envs"])
+    world = dict(schedule=settings.pop("schedule"), num_workers=SETTINGS["num_envs"])
     job = make_job(
         f"{SLOW}:make", seed=seed, total_steps=steps, world_config=world, hidden=hidden, **SETTINGS, **settings
     )

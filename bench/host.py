@@ -1,15 +1,15 @@
-"""Host worlds beside Gymnasium's, Stable-Baselines3's and ale-py's own vector envs, in one run, with ratios.
+"""Host worlds against the vector envs of Gymnasium, Stable-Baselines3 and ale-py, in one run, with ratios.
 
     python bench/host.py                    everything, about ten minutes on two cores
     python bench/host.py --only stepping    stepping with random actions
     python bench/host.py --only atari       ale-py's vector env, called directly and through Shoal
     python bench/host.py --only training    PPO end to end against Stable-Baselines3
-    python bench/host.py --only device      with a GPU: acting and learning beside what the CPU alone can step
-    python bench/host.py --only appo        with a GPU: APPO by envs, length of rollout and turns
+    python bench/host.py --only device      with a GPU: acting and learning, and what the CPU steps alone
+    python bench/host.py --only appo        with a GPU: APPO by envs, rollout length and env slices
     python bench/host.py --out bench/results/host_2_cores.jsonl
 
-Peers take turns in short slices and medians are compared. End to end, both sides have the same network, envs, rollout
-length, epochs and mini-batch size.
+Peers run alternately for short times and medians are compared. End to end, both sides have the same network, envs,
+rollout length, epochs and mini-batch size.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def stable_baselines_stepper(name, envs):
 
 
 def _stepper(step, actions, envs):
-    """A contestant: a call, and how many env steps it makes."""
+    """A call to time, and its number of env steps."""
 
     def call():
         for action in actions:
@@ -68,7 +68,7 @@ def _stepper(step, actions, envs):
 
 
 def _actions(choices, envs):
-    """The same for all peers: how long games are, and how often they begin anew, depends on what is done."""
+    """Actions [STEPS, envs], the same for all peers, since the length of games depends on them."""
     return list(np.random.default_rng(0).integers(0, choices, (STEPS, envs)))
 
 
@@ -76,7 +76,7 @@ def shoal_stepper(name, envs, **settings):
     import torch
 
     cls = world_class(name)
-    world = cls(envs, "cpu", cls.Config(phase=0, schedule="lockstep", **settings))
+    world = cls(envs, "cpu", cls.Config(desync_steps=0, schedule="lockstep", **settings))
     world.reset(0)
     actions = [torch.from_numpy(row).int()[:, None] for row in _actions(world.groups[0].action.n, envs)]
     return _stepper(world.step, actions, envs)
@@ -92,7 +92,7 @@ def ale_stepper(game, envs, threads):
 
 
 def rows_of(kind, what, rates, ratios):
-    """A row per contestant, and Shoal's over each peer's."""
+    """A row per peer, and one per ratio of Shoal's speed to a peer's."""
     rows = [dict(bench=kind, what=what, peer=name, steps_per_second=round(value)) for name, value in rates.items()]
     for ours, peer in ratios:
         rows.append(dict(bench=kind, what=what, ratio=f"{ours} / {peer}", value=round(rates[ours] / rates[peer], 2)))
@@ -106,10 +106,10 @@ def stepping(seconds):
             "SyncVectorEnv": gymnasium_stepper(name, "sync", ENVS),
             "AsyncVectorEnv": gymnasium_stepper(name, "async", ENVS),
             "SubprocVecEnv": stable_baselines_stepper(name, ENVS),
-            "shoal": shoal_stepper(f"gym:{name}", ENVS, batch="processes"),
+            "shoal": shoal_stepper(f"gym:{name}", ENVS, vec_backend="processes"),
         }
         if name == "CartPole-v1":
-            contestants["shoal, native batch"] = shoal_stepper(f"gym:{name}", ENVS, batch="native")
+            contestants["shoal, native batch"] = shoal_stepper(f"gym:{name}", ENVS, vec_backend="native")
         rates = take_turns(contestants, seconds)
         peers = ("SyncVectorEnv", "AsyncVectorEnv", "SubprocVecEnv")
         rows += rows_of("stepping", f"{name}, {ENVS} envs", rates, [("shoal", peer) for peer in peers])
@@ -143,7 +143,7 @@ def stable_baselines(name, envs, rollout, num_minibatches, epochs, atari):
         vector = VecFrameStack(vector, 4)
         policy, network = "CnnPolicy", {}
     else:
-        vector = make_vec_env(name, n_envs=envs)  # in this process: for light envs that is its fastest
+        vector = make_vec_env(name, n_envs=envs)  # in this process, which is fastest for light envs
         policy = "MlpPolicy"
         network = dict(net_arch=dict(pi=[64, 64], vf=[64, 64]), activation_fn=torch.nn.Tanh)
     model = PPO(
@@ -197,7 +197,7 @@ def training(seconds):
 
 
 def device(seconds):
-    """On a machine with a GPU: how much of what the CPU can step is left with acting and learning, by schedule."""
+    """On a machine with a GPU: env steps/s with acting and learning by schedule, and of the CPU alone."""
     calls, trainers = {"ale-py alone": ale_stepper("pong", ENVS, cpu_threads())}, []
     for schedule in ("lockstep", "alternating", "first-come"):
         job = make_job("ale:pong", num_envs=ENVS, total_steps=1e9, world_config=dict(schedule=schedule))
@@ -220,16 +220,16 @@ def device(seconds):
 
 
 def appo(seconds):
-    """On a machine with a GPU: what APPO steps, and how many cores it keeps busy, without a break."""
+    """On a machine with a GPU: env steps/s of APPO, and the fraction of the cores it uses."""
     rows = []
-    for envs, rollout, turns in ((256, 16, 2), (512, 16, 2), (512, 16, 3)):
+    for envs, rollout, slices in ((256, 16, 2), (512, 16, 2), (512, 16, 3)):
         with ProcessPoolExecutor(1, get_context("spawn")) as fresh:
-            rows.append(fresh.submit(appo_row, envs, rollout, turns, 15 * seconds).result())
+            rows.append(fresh.submit(appo_row, envs, rollout, slices, 15 * seconds).result())
     return rows
 
 
-def appo_row(envs, rollout, turns, seconds):
-    """In a process of its own: threads and memory of another training could be in the way."""
+def appo_row(envs, rollout, slices, seconds):
+    """Measured in a separate process, without threads and memory of other trainings."""
     job = make_job(
         "ale:pong",
         algo="appo",
@@ -237,7 +237,7 @@ def appo_row(envs, rollout, turns, seconds):
         rollout=rollout,
         num_minibatches=envs * rollout // 512,
         total_steps=1e9,
-        world_config=dict(turns=turns),
+        world_config=dict(num_env_slices=slices),
     )
     trainer = make_trainer(job)
     for _ in range(12):
@@ -252,7 +252,7 @@ def appo_row(envs, rollout, turns, seconds):
     return dict(
         bench="appo",
         what=f"pong, {envs} envs",
-        peer=f"APPO, rollouts of {rollout}, {turns} turns",
+        peer=f"APPO, rollouts of {rollout}, {slices} env slices",
         steps_per_second=round(steps / spent),
         busy_cores=busy.share(),
         actor_waits=round(waits, 3),
@@ -260,7 +260,7 @@ def appo_row(envs, rollout, turns, seconds):
 
 
 class Busy:
-    """A call that ends when the GPU has done all of it, and how many of the cores it has kept busy."""
+    """Calls a function, waits for the GPU, and measures the fraction of the cores in use."""
 
     def __init__(self, call):
         self.call, self.cpu, self.wall = call, 0.0, 0.0
@@ -275,7 +275,7 @@ class Busy:
         self.wall += time.perf_counter() - wall
 
     def share(self):
-        """Of the time of all cores, that which this program took in all calls, the first of which warms up."""
+        """CPU time of this process in all calls, as a fraction of the time of all cores."""
         return round(self.cpu / self.wall / cpu_threads(), 3)
 
 
@@ -286,7 +286,7 @@ ON_GPU = ("device", "appo")
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=PARTS)
-    parser.add_argument("--seconds", type=float, default=1.0, help="length of one slice")
+    parser.add_argument("--seconds", type=float, default=1.0, help="time of one measurement")
     parser.add_argument("--out", type=Path, help="also write the JSON lines to this file")
     options = parser.parse_args()
     where = bench.machine(world_class("cartpole")(1, "cuda" if options.only in ON_GPU else "cpu").device)

@@ -85,7 +85,7 @@ CELLS = {
     "mixed": Cell("pandemic", "--algo ppo", num_envs=8),
     "recurrent": Cell("cartpole", "--algo ppo --rnn lstm --rnn-size 32"),
     "stacked": Cell("cartpole", "--algo ppo --frame-stack 4 --action-repeat 2 --time-limit 100"),
-    "host": Cell("gym:CartPole-v1", "--algo ppo --batch processes --schedule alternating", num_envs=16),
+    "host": Cell("gym:CartPole-v1", "--algo ppo --vec-backend processes --schedule alternating", num_envs=16),
     "host-q": Cell("gym:CartPole-v1", f"--algo dqn {Q} --schedule lockstep", num_envs=16),
     "pointnav": Cell("pointnav", "--algo ppo", num_envs=16),
     "processes": Cell("cartpole", "--algo ppo --processes 2"),

@@ -1,16 +1,16 @@
-"""Gymnasium's CartPole-v1 that takes its time: steps wait for 2 to 8 ms, as if for another program."""
+"""Gymnasium's CartPole-v1 with steps that sleep for 2 to 8 ms, as if they waited for another program."""
 
 import time
 
 import gymnasium as gym
 import numpy as np
 
-LEAST, MOST = 2e-3, 8e-3
-"""Seconds that a step takes."""
+MIN_SECONDS, MAX_SECONDS = 2e-3, 8e-3
+"""Range of the time of a step."""
 
 
 class Slow(gym.Wrapper):
-    """An env whose steps take long, and not equally long."""
+    """An env whose steps sleep for a random time."""
 
     def __init__(self, env):
         super().__init__(env)
@@ -22,10 +22,10 @@ class Slow(gym.Wrapper):
         return super().reset(seed=seed, options=options)
 
     def step(self, action):
-        time.sleep(self.random.uniform(LEAST, MOST))
+        time.sleep(self.random.uniform(MIN_SECONDS, MAX_SECONDS))
         return super().step(action)
 
 
 def make():
-    """One env."""
+    """Make one env."""
     return Slow(gym.make("CartPole-v1"))

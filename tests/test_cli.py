@@ -47,7 +47,7 @@ def test_list_names_every_world(capsys):
         (["train", "nowhere.py:World"], "There is no file"),
         (["train", "cartpole", "--num-envs", "1e9", "--run-dir", "{tmp}/run"], "1,000,000,000 envs take"),
         (["train", "cartpole", "--log-every", "-1"], "--log-every must not be negative"),
-        (["train", "gym:CartPole-v1", "--turns", "255"], "--turns must be at most 254"),
+        (["train", "gym:CartPole-v1", "--num-env-slices", "255"], "--num-env-slices must be at most 254"),
         (["bench", "cartpole", "--seconds", "0"], "--seconds must be above 0"),
         (["train", "--seed", "1"], "wants the world first"),
         (["eval", "{tmp}/none"], "There is no run folder"),

@@ -141,13 +141,16 @@ def shortage(error: BaseException | None) -> str | None:
         number = error.errno if isinstance(error, OSError) else None
         if number in _FILES:
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-            return f"No more files can be opened (the limit is {limit}): raise it (ulimit -n 4096), or lower --workers."
+            return (
+                f"No more files can be opened (the limit is {limit}): raise it (ulimit -n 4096), or lower "
+                "--num-workers."
+            )
         if number == errno.EAGAIN or "can't start new thread" in str(error):
             limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
             shown = "that of the system" if limit == resource.RLIM_INFINITY else limit
             return (
                 f"No more processes or threads can be started (the limit is {shown}): raise it (ulimit -u), or lower "
-                "--workers or --threads."
+                "--num-workers or --threads."
             )
         if number == errno.ENOMEM or isinstance(error, MemoryError) or _MEMORY.search(str(error)):
             return (

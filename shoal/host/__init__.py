@@ -1,4 +1,4 @@
-"""Worlds that live on the host: Gymnasium, Atari and PettingZoo environments in CPU processes or native batches.
+"""Worlds whose envs live on the CPU: Gymnasium, Atari, PettingZoo and EnvPool, in worker processes or native batches.
 
-What a worker process imports (`packing`, `memory`, `envs`, `sources`, `worker`) stays free of torch.
+A worker process imports only `packing`, `memory`, `envs`, `sources` and `worker`, which do not import torch.
 """

@@ -1,7 +1,7 @@
 """Atari games through ale-py's native batch, with the usual preprocessing; frames are stacked on the device."""
 
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -12,14 +12,14 @@ from shoal.core.errors import ShoalError, unknown
 from shoal.core.extras import import_extra
 from shoal.core.world import Group
 from shoal.host.config import HostConfig, own_flag
-from shoal.host.engines import Engine
+from shoal.host.device_bridge import RewardTransform
 from shoal.host.envs import SINGLE, Team
-from shoal.host.native import SAME_STEP
+from shoal.host.native import SAME_STEP, NativeLibrary
 from shoal.host.packing import pack_action, pack_observation
 from shoal.host.world import HostWorld
 
-LONGEST = 108_000
-"""Frames after which a game is cut off: half an hour."""
+MAX_FRAMES = 108_000
+"""Frames after which a game is truncated: half an hour."""
 
 
 @dataclass(frozen=True)
@@ -29,19 +29,19 @@ class AtariConfig(HostConfig):
     stack: Annotated[int, own_flag] = 4
     """Frames that the policy sees at once."""
     frame_skip: Annotated[int, own_flag] = 4
-    """Frames that an action is held for; the last two are joined by their maximum."""
+    """Frames per step, with the same action; the observation is the maximum of the last two."""
     size: Annotated[int, own_flag] = 84
     """Side of a frame [pixels]."""
     noops: Annotated[int, own_flag] = 30
-    """A game begins with up to so many frames of doing nothing."""
+    """Maximum number of no-op frames at the start of a game."""
     sticky: Annotated[float, own_flag] = 0.0
-    """Probability that a frame repeats the last action (0.25 is the newer way to make games random)."""
+    """Probability that a frame repeats the last action (sticky actions; 0.25 is the newer protocol)."""
     life_loss: Annotated[bool, own_flag] = True
-    """End an episode when a life is lost; in evaluation it is always the whole game."""
+    """End an episode when a life is lost; evaluations play whole games."""
     clip_reward: Annotated[bool, own_flag] = True
-    """Show learners the sign of the reward; scores are of the reward itself."""
+    """Train on the sign of the reward; scores are the original points."""
     all_actions: Annotated[bool, own_flag] = False
-    """All 18 actions, instead of those the game knows."""
+    """Use all 18 actions, instead of those that the game uses."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -51,8 +51,10 @@ class AtariConfig(HostConfig):
                 raise ShoalError(f"--{flag} must be at least {least}, got {getattr(self, name)}.")
         if not 0.0 <= self.sticky <= 1.0:
             raise ShoalError(f"--sticky must be between 0 and 1, got {self.sticky}.")
-        if self.batch not in ("auto", "native"):
-            raise ShoalError(f"ale: games have a native batch only, so --batch {self.batch} is not possible.")
+        if self.vec_backend not in ("auto", "native"):
+            raise ShoalError(
+                f"ale: games have a native batch only, so --vec-backend {self.vec_backend} is not possible."
+            )
 
 
 class AtariWorld(HostWorld):
@@ -68,6 +70,7 @@ class AtariWorld(HostWorld):
 
     Config: ClassVar[type[HostConfig]] = AtariConfig
     handles_settings = ("time_limit", "frame_stack")
+    writes_alive = False
     config: AtariConfig
 
     @classmethod
@@ -81,10 +84,6 @@ class AtariWorld(HostWorld):
         return tuple(replace(group, stack=config.stack) for group in super().groups_of(config))
 
     @classmethod
-    def _loses(cls, config: HostConfig) -> bool:
-        return False
-
-    @classmethod
     def for_evaluation(cls, config: HostConfig) -> HostConfig:
         assert isinstance(config, AtariConfig)
         return replace(super().for_evaluation(config), life_loss=False)
@@ -93,52 +92,51 @@ class AtariWorld(HostWorld):
     def for_recording(cls, config: HostConfig) -> HostConfig:
         return cls.for_evaluation(config)
 
-    @classmethod
-    def has_native(cls, config: HostConfig) -> bool:
-        return True
-
-    def _limit(self, asked: int | None) -> int | None:
-        own = LONGEST // self.config.frame_skip
-        return own if asked is None else min(own, asked)
+    def _limit(self, time_limit: int | None) -> int | None:
+        longest = MAX_FRAMES // self.config.frame_skip
+        return longest if time_limit is None else min(longest, time_limit)
 
     @property
     def time_limit(self) -> int | None:
         return self.limit
 
-    def make_vector(self, count: int, threads: int) -> Any:
-        config = self.config
-        return import_extra("ale_py.vector_env").AtariVectorEnv(
-            self.env_name,
-            count,
-            num_threads=min(threads, count),
-            max_num_frames_per_episode=(self.limit or 0) * config.frame_skip,
-            repeat_action_probability=config.sticky,
-            full_action_space=config.all_actions,
-            autoreset_mode=SAME_STEP,
-            img_height=config.size,
-            img_width=config.size,
-            stack_num=1,
-            frameskip=config.frame_skip,
-            noop_max=config.noops,
-            episodic_life=config.life_loss,
-            reward_clipping=False,
-        )
+    def native_library(self) -> NativeLibrary:
+        return NativeLibrary(partial(_make_vector, self.env_name, self.config, self.limit or 0), only_backend=True)
 
-    def _make_engine(self) -> Engine:
-        return self._native_engine()
-
-    def shape_reward(self, reward: torch.Tensor) -> None:
-        if self.config.clip_reward:
-            reward.clamp_(-1.0, 1.0)
+    def reward_transform(self) -> RewardTransform | None:
+        return _clip if self.config.clip_reward else None
 
     def picture(self, canvas, env: int) -> None:
-        frame = self._arrays[f"{SINGLE}.observation"][env, 0, 0]
+        frame = self.vector_env.arrays[f"{SINGLE}.observation"][env, 0, 0]
         canvas.paste(np.repeat(frame[:, :, None], 3, axis=2))
+
+
+def _make_vector(game: str, config: AtariConfig, limit: int, count: int, threads: int) -> Any:
+    return import_extra("ale_py.vector_env").AtariVectorEnv(
+        game,
+        count,
+        num_threads=min(threads, count),
+        max_num_frames_per_episode=limit * config.frame_skip,
+        repeat_action_probability=config.sticky,
+        full_action_space=config.all_actions,
+        autoreset_mode=SAME_STEP,
+        img_height=config.size,
+        img_width=config.size,
+        stack_num=1,
+        frameskip=config.frame_skip,
+        noop_max=config.noops,
+        episodic_life=config.life_loss,
+        reward_clipping=False,
+    )
+
+
+def _clip(reward: torch.Tensor) -> None:
+    reward.clamp_(-1.0, 1.0)
 
 
 @cache
 def _team(game: str, size: int, all_actions: bool) -> list[Team]:
-    """Who plays a game: made without starting it."""
+    """The group of a game, found without starting an env."""
     module = import_extra("ale_py")
     names = module.roms.get_all_rom_ids()
     if game not in names:
@@ -147,5 +145,5 @@ def _team(game: str, size: int, all_actions: bool) -> list[Team]:
     ale = module.ALEInterface()
     ale.loadROM(module.roms.get_rom_path(game))
     buttons = ale.getLegalActionSet() if all_actions else ale.getMinimalActionSet()
-    seen = Box(0, 255, (1, size, size), np.uint8)
-    return [Team(SINGLE, [SINGLE], pack_observation(seen), pack_action(Discrete(len(buttons))))]
+    frame = Box(0, 255, (1, size, size), np.uint8)
+    return [Team(SINGLE, [SINGLE], pack_observation(frame), pack_action(Discrete(len(buttons))))]

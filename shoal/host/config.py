@@ -11,10 +11,10 @@ from shoal.core.errors import ShoalError
 from shoal.core.settings import MOST_THREADS, check_settings
 
 own_flag = tyro.conf.arg(prefix_name=False)
-"""For settings that people look for without the prefix `world.`"""
+"""Marks a setting whose flag has no prefix `world.`"""
 
-MOST_TURNS = 254
-"""Workers are told in one byte which part to step, and have two words of their own."""
+MAX_ENV_SLICES = 254
+"""A request to a worker is one byte, the index of an env slice; 254 and 255 have other meanings."""
 
 Schedule = Literal["auto", "lockstep", "alternating", "first-come"]
 
@@ -24,29 +24,28 @@ class HostConfig:
     """Settings that every host world has."""
 
     env_kwargs: Annotated[str, own_flag] = "{}"
-    """Arguments that envs are made with, as JSON: '{"gravity": -5.0}'."""
-    workers: Annotated[int, own_flag] = 0
-    """Processes that step the envs, or threads of a native batch (0: one for each core)."""
-    batch: Annotated[Literal["auto", "native", "processes", "serial"], own_flag] = "auto"
-    """How envs are stepped: in a native batch, in worker processes, or in this process, for debugging
-    (auto: native where the library has one, else processes)."""
+    """Keyword arguments of the env's constructor, as JSON: '{"gravity": -5.0}'."""
+    num_workers: Annotated[int, own_flag] = 0
+    """Worker processes that step the envs, or threads of a native batch (0: one per core)."""
+    vec_backend: Annotated[Literal["auto", "native", "processes", "serial"], own_flag] = "auto"
+    """What steps the envs: a native batch, worker processes, or this process (auto: native if there is one)."""
     schedule: Annotated[Schedule, own_flag] = "auto"
-    """Who waits for whom: everybody (lockstep), one part acts while the others step (alternating), or those that are
-    done first are served first (first-come). auto measures and says what it chose."""
-    turns: Annotated[int, own_flag] = 2
-    """Parts that envs are split into, unless they are in lockstep: while the policy acts for one, the others step."""
-    phase: Annotated[int, own_flag] = 64
-    """Envs take up to so many random steps before training, so that their episodes do not end together."""
-    patience: Annotated[float, own_flag] = 30.0
-    """Seconds after which a worker that does not answer is killed and started anew."""
-    restarts: Annotated[int, own_flag] = 3
-    """How many times workers that raise, die or hang are started anew before the run stops."""
-    pin: Annotated[bool, own_flag] = False
-    """Keep every worker, or thread of a native batch, on a core of its own."""
-    own_truncation: Annotated[bool, own_flag] = False
-    """Envs of Gymnasium's registry truncate episodes by rules of their own too, not only at the registered limit."""
+    """Policies act for all envs at once (lockstep), for one part while the others step (alternating), or for those that
+    are ready first (first-come). auto times all three at the start."""
+    num_env_slices: Annotated[int, own_flag] = 2
+    """Slices that the envs of each worker, or of a native batch, are split into, unless they are in lockstep."""
+    desync_steps: Annotated[int, own_flag] = 64
+    """Maximum number of random steps of each env before training, so that episodes do not end together."""
+    worker_timeout: Annotated[float, own_flag] = 30.0
+    """Seconds without an answer after which a worker is killed and restarted."""
+    max_worker_restarts: Annotated[int, own_flag] = 3
+    """Restarts of workers that raise, die or hang before the run stops."""
+    pin_threads: Annotated[bool, own_flag] = False
+    """Pin each worker, or each thread of a native batch, to one core."""
+    env_truncates: Annotated[bool, own_flag] = False
+    """Gymnasium envs may truncate episodes themselves, before the time limit of the registry."""
     render: Annotated[bool, tyro.conf.Suppress] = False
-    """Make envs that can be looked at; recordings do."""
+    """Make envs with `render_mode="rgb_array"`; set for recordings."""
 
     def __post_init__(self):
         if isinstance(self.env_kwargs, Mapping):  # from Python
@@ -61,16 +60,22 @@ class HostConfig:
             raise ShoalError(f"--env-kwargs must be JSON, got {self.env_kwargs[:200]!r}: {error}.") from None
         if not isinstance(parsed, dict):
             raise ShoalError(f"--env-kwargs must be a JSON object like '{{\"gravity\": -5.0}}', got {self.env_kwargs}.")
-        for name in ("workers", "phase", "restarts"):
+        for name in ("num_workers", "desync_steps", "max_worker_restarts"):
             if getattr(self, name) < 0:
-                raise ShoalError(f"--{name} must not be negative, got {getattr(self, name)}.")
-        for name, most in (("workers", MOST_THREADS), ("turns", MOST_TURNS)):
+                raise ShoalError(f"{_flag(name)} must not be negative, got {getattr(self, name)}.")
+        for name, most in (("num_workers", MOST_THREADS), ("num_env_slices", MAX_ENV_SLICES)):
             if getattr(self, name) > most:
-                raise ShoalError(f"--{name} must be at most {most}, got {getattr(self, name)}.")
-        if self.turns < 2:
-            raise ShoalError(f"--turns must be at least 2, got {self.turns}; without turns it is --schedule lockstep.")
-        if self.patience <= 0:
-            raise ShoalError(f"--patience must be above 0, got {self.patience}.")
+                raise ShoalError(f"{_flag(name)} must be at most {most}, got {getattr(self, name)}.")
+        if self.num_env_slices < 2:
+            raise ShoalError(
+                f"--num-env-slices must be at least 2, got {self.num_env_slices}; for one use --schedule lockstep."
+            )
+        if self.worker_timeout <= 0:
+            raise ShoalError(f"--worker-timeout must be above 0, got {self.worker_timeout}.")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _refuse_constant(name: str) -> None:

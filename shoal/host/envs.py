@@ -1,4 +1,4 @@
-"""Stepping the envs of one process, one after the other, on rows of shared arrays. No torch here."""
+"""Envs of one process, stepped one after the other on rows of shared arrays. Workers import this: no torch."""
 
 import contextlib
 import re
@@ -15,21 +15,21 @@ from shoal.host.memory import RESET, RESTART, STEP, Layout, SharedArrays
 from shoal.host.packing import PackedAction, PackedObservation, pack_action, pack_observation
 
 SINGLE = "agent"
-"""Name of the group of a world with one agent."""
+"""Name of the group in a world with one agent."""
 
 CLOSE_SECONDS = 10.0
-"""How long envs may take to close."""
+"""Timeout for closing the envs of a process."""
 
 
 class Team:
-    """Agents of an env that share spaces."""
+    """Agents of an env that share an observation and an action space."""
 
     def __init__(self, name: str, agents: Sequence[str], observation: PackedObservation, action: PackedAction):
         self.name, self.agents, self.observation, self.action = name, tuple(agents), observation, action
 
 
 def teams_of(env: Any) -> list[Team]:
-    """The teams of an env: one agent, or PettingZoo's agents by their names up to the number."""
+    """The groups of an env: one agent, or the agents of PettingZoo whose names differ only in the number at the end."""
     wanted = ("reset", "step", "observation_space", "action_space")
     if absent := [name for name in wanted if not hasattr(env, name)]:
         raise ShoalError(
@@ -46,10 +46,10 @@ def teams_of(env: Any) -> list[Team]:
     for name, agents in found.items():
         spaces = [(env.observation_space(agent), env.action_space(agent)) for agent in agents]
         if any(pair != spaces[0] for pair in spaces):
-            # Agents of one name that differ are teams of their own.
+            # Agents with different spaces cannot share a group.
             teams += [
-                Team(agent, [agent], pack_observation(see), pack_action(act))
-                for agent, (see, act) in zip(agents, spaces, strict=True)
+                Team(agent, [agent], pack_observation(observation), pack_action(action))
+                for agent, (observation, action) in zip(agents, spaces, strict=True)
             ]
         else:
             teams.append(Team(name, agents, pack_observation(spaces[0][0]), pack_action(spaces[0][1])))
@@ -62,17 +62,17 @@ def is_parallel(env: Any) -> bool:
 
 
 def layout_of(teams: list[Team], num_envs: int) -> Layout:
-    """The arrays that envs and their world exchange; [env, agent, ...] per team."""
+    """The shared arrays of a world: [env] for flags, commands and seeds, [env, agent, ...] for each group."""
     layout: Layout = {
         "terminated": ("bool", (num_envs,)),
         "truncated": ("bool", (num_envs,)),
-        "order": ("uint8", (num_envs,)),
+        "command": ("uint8", (num_envs,)),
         "seed": ("int64", (num_envs,)),
     }
     for team in teams:
         batch = (num_envs, len(team.agents))
-        seen = (team.observation.dtype, (*batch, *team.observation.shape))
-        layout[f"{team.name}.observation"] = layout[f"{team.name}.final_observation"] = seen
+        observation = (team.observation.dtype, (*batch, *team.observation.shape))
+        layout[f"{team.name}.observation"] = layout[f"{team.name}.final_observation"] = observation
         layout[f"{team.name}.action"] = (team.action.dtype, (*batch, *team.action.shape))
         layout[f"{team.name}.reward"] = ("float32", batch)
         layout[f"{team.name}.alive"] = layout[f"{team.name}.final_alive"] = ("bool", batch)
@@ -80,36 +80,36 @@ def layout_of(teams: list[Team], num_envs: int) -> Layout:
 
 
 class EnvFault(Exception):
-    """An env raised: what, which env, with what seed and where; its exception is the cause."""
+    """An env raised an exception, which is the cause; the message names the env, its seed and the place in the code."""
 
     def __init__(self, env: int, seed: int, error: BaseException, function: Any):
         place = place_of(error, function)
         super().__init__(f"{text_of(error)} in env {env} (seed {seed})" + (f", {place}" if place else ""))
 
 
-def own_class(env: Any) -> type:
-    """The class of an env inside its wrappers."""
+def env_class(env: Any) -> type:
+    """The class of an env without its wrappers."""
     return type(getattr(env, "unwrapped", env))
 
 
 def close_envs(envs: Iterable[Any]) -> None:
-    """Close envs; a close() that raises or hangs is a warning, since nothing that was computed is lost."""
+    """Close envs; warn if close() raises or hangs, since no result is lost."""
     end = time.monotonic() + CLOSE_SECONDS
     for env in envs:
         close = getattr(env, "close", None)
         if close is None:
             continue
-        own = own_class(env)
+        own = env_class(env)
         try:
-            with UserCode(f"{own.__name__}.close failed", getattr(own, "close", own)), _limited(end - time.monotonic()):
+            with UserCode(f"{own.__name__}.close failed", getattr(own, "close", own)), _timeout(end - time.monotonic()):
                 close()
         except UserCodeError as problem:
             warnings.warn(str(problem), stacklevel=2)
 
 
 @contextlib.contextmanager
-def _limited(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError in code that takes longer; only the main thread can be interrupted."""
+def _timeout(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in code that takes longer; without effect outside the main thread, which gets the signal."""
 
     def stop(number: int, frame: Any) -> NoReturn:
         raise TimeoutError(f"it had not returned after {CLOSE_SECONDS:g} s")
@@ -128,7 +128,7 @@ def _limited(seconds: float) -> Iterator[None]:
 
 
 class EnvRows(ABC):
-    """Envs of this process, each on its row of the arrays. Base of GymRows and ZooRows."""
+    """Envs of this process, each on its row of the shared arrays."""
 
     def __init__(
         self, make: Callable[[], Any], rows: Sequence[int], arrays: SharedArrays, limit: int | None, repeat: int
@@ -137,50 +137,50 @@ class EnvRows(ABC):
         self.envs = {row: make() for row in rows}
         self.length = dict.fromkeys(rows, 0)
         self.teams = teams_of(next(iter(self.envs.values())))
-        self.order, self.seed = arrays["order"], arrays["seed"]
+        self.command, self.seed = arrays["command"], arrays["seed"]
         self.terminated, self.truncated = arrays["terminated"], arrays["truncated"]
 
     def run(self, start: int, stop: int) -> None:
-        """Let the envs of these rows do what their orders say."""
-        orders = self.order[start:stop]
-        if not orders.any():
+        """Run the commands of the envs in rows `start` to `stop`."""
+        commands = self.command[start:stop]
+        if not commands.any():
             self.step(start, stop)
             return
-        for row, order in zip(range(start, stop), orders.tolist(), strict=True):
-            if order == STEP:
+        for row, command in zip(range(start, stop), commands.tolist(), strict=True):
+            if command == STEP:
                 self.step(row, row + 1)
                 continue
             self.terminated[row] = self.truncated[row] = False
-            if order in (RESTART, RESET):
-                self._begin(row, int(self.seed[row]) if order == RESET else None)
+            if command in (RESTART, RESET):
+                self._reset_or_fault(row, int(self.seed[row]) if command == RESET else None)
 
     @abstractmethod
     def step(self, start: int, stop: int) -> None:
-        """One step of each of these envs, with the actions in its row; those that end begin a new episode."""
+        """Step the envs in rows `start` to `stop` with the actions in their rows; envs whose episode ends are reset."""
 
-    def _begin(self, row: int, seed: int | None) -> None:
+    def _reset_or_fault(self, row: int, seed: int | None) -> None:
         try:
             self._reset(row, seed)
         except BaseException as error:
-            self._blame(row, "reset", error)
+            self._raise_fault(row, "reset", error)
 
-    def _blame(self, row: int, function: str, error: BaseException) -> NoReturn:
-        """Raise an EnvFault for what a function of an env raised, also by sys.exit; Ctrl-C passes."""
+    def _raise_fault(self, row: int, function: str, error: BaseException) -> NoReturn:
+        """Raise an EnvFault for an exception in an env's function, SystemExit included; KeyboardInterrupt passes."""
         if isinstance(error, EnvFault) or not is_fault(error):
             raise error
-        own = getattr(own_class(self.envs[row]), function, None)
+        own = getattr(env_class(self.envs[row]), function, None)
         raise EnvFault(row, int(self.seed[row]), error, own) from error
 
     @abstractmethod
     def _reset(self, row: int, seed: int | None) -> None:
-        """Begin an episode and write its first observation."""
+        """Start an episode and write its first observation."""
 
     def close(self) -> None:
         close_envs(self.envs.values())
 
 
 class GymRows(EnvRows):
-    """Envs with one agent each."""
+    """Gymnasium envs, with one agent each."""
 
     def __init__(self, *given: Any):
         super().__init__(*given)
@@ -194,43 +194,43 @@ class GymRows(EnvRows):
     def step(self, start: int, stop: int) -> None:
         write, length, limit, repeat, envs = self.write, self.length, self.limit, self.repeat, self.envs
         actions = self.read_all(self.action[start:stop])
-        rewards, ends, cuts = [], [], []
+        rewards, terminations, truncations = [], [], []
         row = start
         try:
             for row, action in zip(range(start, stop), actions, strict=True):
                 observation, reward, terminated, truncated, _ = envs[row].step(action)
-                turn = 1
-                while turn < repeat and not (terminated or truncated):
+                repeats = 1
+                while repeats < repeat and not (terminated or truncated):
                     observation, more, terminated, truncated, _ = envs[row].step(action)
                     reward = reward + more
-                    turn += 1
+                    repeats += 1
                 length[row] += 1
                 if length[row] == limit:
                     truncated = True
                 if terminated or truncated:
                     write(observation, self.final[row])
-                    self._begin(row, None)
+                    self._reset_or_fault(row, None)
                 else:
                     write(observation, self.observation[row])
                 rewards.append(reward)
-                ends.append(terminated)
-                cuts.append(truncated)
+                terminations.append(terminated)
+                truncations.append(truncated)
         except BaseException as error:
-            self._blame(row, "step", error)
+            self._raise_fault(row, "step", error)
         try:
             self.reward[start:stop] = rewards
-            self.terminated[start:stop] = ends
-            self.truncated[start:stop] = cuts
+            self.terminated[start:stop] = terminations
+            self.truncated[start:stop] = truncations
         except (TypeError, ValueError):
-            self._write_each(start, rewards, ends, cuts)
+            self._write_each(start, rewards, terminations, truncations)
 
     def _write_each(self, start: int, *columns: list[Any]) -> None:
-        """Rewards and ends of single envs, to find the one whose cannot be written."""
+        """Write rewards and end flags env by env, to name the env whose values cannot be written."""
         for row, values in enumerate(zip(*columns, strict=True), start):
             try:
                 self.reward[row], self.terminated[row], self.truncated[row] = values
             except (TypeError, ValueError) as error:
-                self._blame(row, "step", error)
+                self._raise_fault(row, "step", error)
 
     def _reset(self, row: int, seed: int | None) -> None:
         env = self.envs[row]
@@ -240,73 +240,75 @@ class GymRows(EnvRows):
 
 
 class ZooRows(EnvRows):
-    """Envs with several agents (PettingZoo, parallel): agents may leave, and an episode ends when nobody is left."""
+    """PettingZoo parallel envs: agents may leave, and an episode ends when none is left."""
 
     def step(self, start: int, stop: int) -> None:
         for row in range(start, stop):
             try:
                 self._step(row)
             except BaseException as error:
-                self._blame(row, "step", error)
+                self._raise_fault(row, "step", error)
 
     def _step(self, row: int) -> None:
         env, arrays = self.envs[row], self.arrays
-        playing = set(env.agents)
+        agents_before = set(env.agents)
         actions = {}
         for team in self.teams:
             rows = arrays[f"{team.name}.action"][row]
-            for place, agent in enumerate(team.agents):
-                if agent in playing:
-                    actions[agent] = team.action.read(rows[place])
-        seen, rewards, ends, cuts, _ = env.step(actions)
+            for index, agent in enumerate(team.agents):
+                if agent in agents_before:
+                    actions[agent] = team.action.read(rows[index])
+        observations, rewards, terminations, truncations, _ = env.step(actions)
         total = dict(rewards)
-        turn = 1
-        while turn < self.repeat and env.agents:
-            seen, rewards, ends, cuts, _ = env.step({agent: actions[agent] for agent in env.agents})
+        repeats = 1
+        while repeats < self.repeat and env.agents:
+            observations, rewards, terminations, truncations, _ = env.step({a: actions[a] for a in env.agents})
             for agent, reward in rewards.items():
                 total[agent] = total.get(agent, 0.0) + reward
-            turn += 1
+            repeats += 1
         self.length[row] += 1
-        cut = self.length[row] == self.limit
-        # An agent that is gone has terminated, unless the episode was cut off for it.
-        over = cut or not env.agents
+        truncated = self.length[row] == self.limit
+        ended = truncated or not env.agents
         for team in self.teams:
             reward, alive = arrays[f"{team.name}.reward"][row], arrays[f"{team.name}.alive"][row]
             observation = arrays[f"{team.name}.observation"][row]
-            for place, agent in enumerate(team.agents):
-                reward[place] = total.get(agent, 0.0)
-                if agent in seen:
-                    team.observation.write(seen[agent], observation[place])
-                alive[place] = agent in env.agents
-            if over:
+            for index, agent in enumerate(team.agents):
+                reward[index] = total.get(agent, 0.0)
+                if agent in observations:
+                    team.observation.write(observations[agent], observation[index])
+                alive[index] = agent in env.agents
+            if ended:
                 arrays[f"{team.name}.final_observation"][row] = observation
-                final = arrays[f"{team.name}.final_alive"][row]
-                for place, agent in enumerate(team.agents):
-                    final[place] = agent in playing and not ends.get(agent, False)
-        cut = cut or (over and any(cuts.get(agent, False) and not ends.get(agent, False) for agent in playing))
-        self.terminated[row], self.truncated[row] = over and not cut, cut
-        if over:
-            self._begin(row, None)
+                final_alive = arrays[f"{team.name}.final_alive"][row]
+                for index, agent in enumerate(team.agents):
+                    final_alive[index] = agent in agents_before and not terminations.get(agent, False)
+        # An episode whose last agents leave is truncated if it was truncated for one of them.
+        truncated = truncated or (
+            ended and any(truncations.get(a, False) and not terminations.get(a, False) for a in agents_before)
+        )
+        self.terminated[row], self.truncated[row] = ended and not truncated, truncated
+        if ended:
+            self._reset_or_fault(row, None)
 
     def _reset(self, row: int, seed: int | None) -> None:
         env = self.envs[row]
-        seen, _ = env.reset() if seed is None else env.reset(seed=seed)
+        observations, _ = env.reset() if seed is None else env.reset(seed=seed)
         if not env.agents:
-            raise ShoalError("nobody is in the game after reset()")
+            raise ShoalError("there are no agents after reset()")
         for team in self.teams:
             alive, observation = self.arrays[f"{team.name}.alive"][row], self.arrays[f"{team.name}.observation"][row]
-            for place, agent in enumerate(team.agents):
-                alive[place] = agent in env.agents
-                if agent in seen:
-                    team.observation.write(seen[agent], observation[place])
+            for index, agent in enumerate(team.agents):
+                alive[index] = agent in env.agents
+                if agent in observations:
+                    team.observation.write(observations[agent], observation[index])
                 else:
-                    observation[place] = 0
+                    observation[index] = 0
         self.length[row] = 0
 
 
 def make_rows(
     make: Callable[[], Any], rows: Sequence[int], arrays: SharedArrays, limit: int | None, repeat: int
 ) -> EnvRows:
-    """The envs of these rows, of whichever kind they are."""
+    """Make the envs of these rows, GymRows or ZooRows by the shape of their actions."""
     several = f"{SINGLE}.action" not in arrays or arrays[f"{SINGLE}.action"].shape[1] > 1
     return (ZooRows if several else GymRows)(make, rows, arrays, limit, repeat)

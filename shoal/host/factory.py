@@ -1,16 +1,17 @@
-"""Classes of worlds for environments on the CPU."""
+"""Makes the world class of a host environment."""
 
 from typing import Any
 
 from shoal.host.atari import AtariWorld
 from shoal.host.envpool import EnvPoolWorld
+from shoal.host.gym_world import GymWorld
+from shoal.host.presets import presets_of
 from shoal.host.sources import gym_spec
-from shoal.host.tuned import settings_of
-from shoal.host.world import GymWorld, HostWorld
+from shoal.host.world import HostWorld
 
 
 def host_world(kind: str, env_name: str) -> type[HostWorld]:
-    """The class of worlds of one environment."""
+    """The world class of one environment; `kind` is gym, ale, envpool, zoo or own."""
     base: type[HostWorld] = HostWorld
     if kind == "gym":
         gym_spec(env_name)
@@ -20,6 +21,6 @@ def host_world(kind: str, env_name: str) -> type[HostWorld]:
     elif kind == "envpool":
         base = EnvPoolWorld
     name = f"{kind}:{env_name}"
-    attributes = dict(kind=kind, env_name=env_name, name=name, settings=settings_of(kind, env_name))
-    made: Any = type(f"Host_{env_name}", (base,), {**attributes, "__doc__": base.__doc__})
-    return made
+    attributes = dict(kind=kind, env_name=env_name, name=name, settings=presets_of(kind, env_name))
+    world_class: Any = type(f"Host_{env_name}", (base,), {**attributes, "__doc__": base.__doc__})
+    return world_class

@@ -1,4 +1,4 @@
-"""Arrays that processes share: one unnamed file in memory, so nothing is left behind however a process ends."""
+"""Shared arrays: NumPy arrays over an unnamed file in memory, which is freed with the last process that maps it."""
 
 import errno
 import math
@@ -14,32 +14,33 @@ import numpy as np
 from shoal.core.errors import ShoalError, temporary_folder
 
 ALIGNMENT = 64
-"""Arrays begin at cache lines."""
+"""Bytes: each array begins at a cache line."""
 
 Layout = dict[str, tuple[str, tuple[int, ...]]]
-"""Name -> element type and shape of an array; plain enough to be sent to a worker as JSON."""
+"""Name -> dtype and shape of an array, sent to workers as JSON."""
 
 STEP, HOLD, RESTART, RESET = range(4)
-"""What an env is to do next: step, stay as it is, begin a new episode, or begin anew from its seed."""
+"""Commands to an env: take a step, do nothing, start a new episode, or start a new episode with a given seed."""
 
 
 class SharedArrays:
-    """The arrays of a layout in memory that worker processes map too. Reading `arrays[name]` gives a NumPy array."""
+    """The arrays of a layout in memory shared with the worker processes; `arrays[name]` is a NumPy array."""
 
     def __init__(self, layout: Layout, descriptor: int | None = None):
         self.layout = layout
-        places, size = {}, 0
+        offsets, size = {}, 0
         for name, (dtype, shape) in layout.items():
-            places[name] = size
+            offsets[name] = size
             nbytes = math.prod(shape) * np.dtype(dtype).itemsize
             size += -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
         self.descriptor = _unnamed_file(size) if descriptor is None else descriptor
         self.map = mmap.mmap(self.descriptor, size)
-        self.whole = np.frombuffer(self.map, dtype=np.uint8)
+        self.buffer = np.frombuffer(self.map, dtype=np.uint8)
+        """uint8 [size]: the bytes of all arrays."""
         self._arrays = {}
         for name, (dtype, shape) in layout.items():
             count = math.prod(shape)
-            self._arrays[name] = np.frombuffer(self.map, dtype, count, places[name]).reshape(shape)
+            self._arrays[name] = np.frombuffer(self.map, dtype, count, offsets[name]).reshape(shape)
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self._arrays[name]
@@ -48,7 +49,7 @@ class SharedArrays:
         return name in self._arrays
 
     def close(self) -> None:
-        """Let go of the file; the memory goes when the last array is forgotten."""
+        """Close the file; the memory is freed with the last reference to an array."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
@@ -58,9 +59,9 @@ SHARED_MEMORY = "/dev/shm"
 
 
 def _unnamed_file(size: int) -> int:
-    """A file without a name whose space is reserved: without it, the first write to a full page is SIGBUS.
+    """Descriptor of an unnamed file of reserved space; without reserved space, writing to a full page raises SIGBUS.
 
-    An anonymous file in memory comes first: the size of /dev/shm, 64 MB in many containers, does not limit it.
+    An anonymous file in memory is tried first, since the size of /dev/shm (64 MB in many containers) does not limit it.
     """
     problems = []
     for make in (_in_memory, _in_shared_memory):
@@ -74,13 +75,13 @@ def _unnamed_file(size: int) -> int:
     except OSError as error:
         raise ShoalError(
             f"Envs in processes need {size:,} bytes of shared memory, but memory and {SHARED_MEMORY} "
-            f"({_free(SHARED_MEMORY)} bytes free) give {problems[-1].strerror!r} and {disk} ({_free(disk)} bytes free) "
-            f"{error.strerror!r}; enlarge {SHARED_MEMORY} (docker run --shm-size), set TMPDIR to a folder with room, "
-            "or lower --num-envs."
+            f"({_free(SHARED_MEMORY)} bytes free) fail with {problems[-1].strerror!r}, and {disk} ({_free(disk)} bytes "
+            f"free) with {error.strerror!r}; enlarge {SHARED_MEMORY} (docker run --shm-size), set TMPDIR to a folder "
+            "with room, or lower --num-envs."
         ) from None
     warnings.warn(
         f"{SHARED_MEMORY} has no room for the {size:,} bytes that envs share ({_free(SHARED_MEMORY)} bytes free), so "
-        f"they are in a file in {disk}, which may be slower; docker run --shm-size enlarges {SHARED_MEMORY}.",
+        f"a file in {disk} holds them, which may be slower; docker run --shm-size enlarges {SHARED_MEMORY}.",
         stacklevel=2,
     )
     return descriptor

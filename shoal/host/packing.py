@@ -1,4 +1,4 @@
-"""From Gymnasium's spaces to rows of arrays and back. Worker processes import this: no torch here."""
+"""Conversion of Gymnasium observations and actions to rows of arrays and back. Workers import this: no torch."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -11,12 +11,14 @@ from gymnasium import spaces
 from shoal.core.errors import ShoalError, excerpt
 
 Write = Callable[[Any, np.ndarray], None]
+"""Writes an observation to a row."""
 Read = Callable[[np.ndarray], Any]
+"""Makes an action from a row."""
 
 
 @dataclass(frozen=True)
 class PackedObservation:
-    """How an observation becomes one array: images and vectors as they are, everything else as a flat vector."""
+    """Array form of an observation: images and vectors unchanged, all other spaces as one flat vector."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -26,12 +28,12 @@ class PackedObservation:
     parts: tuple[tuple[str, tuple[int, ...]], ...]
     """Names and shapes of the parts of a Dict or Tuple."""
     write: Write
-    """Puts an observation into a row."""
+    """Writes an observation to a row [*shape]."""
 
 
 @dataclass(frozen=True)
-class Choice:
-    """Part of an action: one choice for each entry of `nvec`."""
+class DiscretePart:
+    """Part of an action: one integer per entry of `nvec`, from 0 to that entry - 1."""
 
     nvec: tuple[int, ...]
 
@@ -41,7 +43,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Numbers:
+class ContinuousPart:
     """Part of an action: real numbers between `low` and `high`."""
 
     shape: tuple[int, ...]
@@ -55,33 +57,33 @@ class Numbers:
 
 @dataclass(frozen=True)
 class PackedAction:
-    """How a row of an array becomes an action."""
+    """Array form of an action, and how to convert rows to actions."""
 
-    parts: tuple[Choice | Numbers, ...]
+    parts: tuple[DiscretePart | ContinuousPart, ...]
     flat: bool
-    """One choice, without an axis of its own."""
+    """A single Discrete space: rows are scalars."""
     read: Read
-    """Makes an action of a row."""
+    """Makes an action from a row [*shape]."""
     read_all: Callable[[np.ndarray], Iterable[Any]]
-    """Makes actions of many rows."""
+    """Makes actions from rows [count, *shape]."""
 
     @property
     def dtype(self) -> str:
-        return "int32" if all(isinstance(part, Choice) for part in self.parts) else "float32"
+        return "int32" if all(isinstance(part, DiscretePart) for part in self.parts) else "float32"
 
     @property
     def shape(self) -> tuple[int, ...]:
         if self.flat:
             return ()
-        if len(self.parts) == 1 and isinstance(self.parts[0], Numbers):
+        if len(self.parts) == 1 and isinstance(self.parts[0], ContinuousPart):
             return self.parts[0].shape
         return (sum(part.width for part in self.parts),)
 
     def draw(self, random: np.random.Generator, count: int) -> np.ndarray:
-        """So many rows of random actions."""
+        """Random actions [count, *shape]; uniform from -1 to 1 where bounds are infinite."""
         columns = []
         for part in self.parts:
-            if isinstance(part, Choice):
+            if isinstance(part, DiscretePart):
                 columns.append(random.integers(0, part.nvec, (count, part.width)))
             else:
                 low, high = (part.low, part.high) if math.isfinite(part.low + part.high) else (-1.0, 1.0)
@@ -90,7 +92,7 @@ class PackedAction:
 
 
 def pack_observation(space: spaces.Space) -> PackedObservation:
-    """How to store observations of a Gymnasium space."""
+    """Array form of the observations of a Gymnasium space."""
     leaves = _leaves(space, "")
     _refuse_empty("observation", space, sum(math.prod(shape) for _, shape, _ in leaves))
     if isinstance(space, spaces.Box):
@@ -128,12 +130,12 @@ def _leaves(space: spaces.Space, name: str) -> list[tuple[str, tuple[int, ...], 
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         items = list(space.spaces.items()) if isinstance(space, spaces.Dict) else list(enumerate(space.spaces))
         return [
-            (leaf, shape, _inside(key, write))
+            (leaf, shape, _at_key(key, write))
             for key, part in items
             for leaf, shape, write in _leaves(part, f"{name}.{key}" if name else str(key))
         ]
     if isinstance(space, spaces.Box):
-        # Pixels are bytes; pictures of floats have a scale of their own and count as plain numbers.
+        # Only uint8 images keep their shape; float images have no known scale and are vectors.
         pixels = space.dtype == np.uint8 and len(space.shape) == 3
         return [(name, space.shape if pixels else (math.prod(space.shape),), _flat)]
     if isinstance(space, spaces.MultiBinary):
@@ -153,7 +155,7 @@ def _flat(value: Any, row: np.ndarray) -> None:
     row[...] = np.asarray(value).reshape(-1)
 
 
-def _inside(key: Any, write: Write) -> Write:
+def _at_key(key: Any, write: Write) -> Write:
     return lambda value, row: write(value[key], row)
 
 
@@ -168,17 +170,17 @@ def _one_hot(nvec: tuple[int, ...], start: int) -> Write:
 
 
 def pack_action(space: spaces.Space) -> PackedAction:
-    """How to read actions of a Gymnasium space from rows."""
+    """Array form of the actions of a Gymnasium space."""
     if isinstance(space, spaces.Discrete):
-        # The type that the space itself samples, which environments check fastest.
+        # int64 is the dtype that the space samples; envs check it fastest.
         start = np.int64(space.start)
-        choices = lambda rows: rows.astype(np.int64) + start  # noqa: E731
-        return PackedAction((Choice((int(space.n),)),), True, choices, choices)
+        read = lambda rows: rows.astype(np.int64) + start  # noqa: E731
+        return PackedAction((DiscretePart((int(space.n),)),), True, read, read)
     parts, reads = _action_parts(space, "")
     _refuse_empty("action", space, len(parts))
-    if len(parts) == 1 and isinstance(parts[0], Numbers):
-        read = reads[0]
-        return _row_by_row(parts, lambda row: read(row.reshape(-1)))
+    if len(parts) == 1 and isinstance(parts[0], ContinuousPart):
+        read_flat = reads[0]
+        return _row_by_row(parts, lambda row: read_flat(row.reshape(-1)))
     if not isinstance(space, (spaces.Dict, spaces.Tuple)):
         return _row_by_row(parts, reads[0])
     build = _builder(space)
@@ -187,25 +189,25 @@ def pack_action(space: spaces.Space) -> PackedAction:
     return _row_by_row(parts, lambda row: build(iter([f(row[a:b]) for f, a, b in spans])))
 
 
-def _row_by_row(parts: list[Choice | Numbers], read: Read) -> PackedAction:
+def _row_by_row(parts: list[DiscretePart | ContinuousPart], read: Read) -> PackedAction:
     return PackedAction(tuple(parts), False, read, lambda rows: map(read, rows))
 
 
 def _builder(space: spaces.Space) -> Callable[[Any], Any]:
-    """Puts values, in the order of the parts, together to an action of a Dict or Tuple."""
+    """A function that builds a Dict or Tuple action from an iterator of the values of its parts."""
     if isinstance(space, spaces.Dict):
-        inside = {key: _builder(part) for key, part in space.spaces.items()}
-        return lambda values: {key: build(values) for key, build in inside.items()}
+        by_key = {key: _builder(part) for key, part in space.spaces.items()}
+        return lambda values: {key: build(values) for key, build in by_key.items()}
     if isinstance(space, spaces.Tuple):
         builders = [_builder(part) for part in space.spaces]
         return lambda values: tuple(build(values) for build in builders)
     return next
 
 
-def _action_parts(space: spaces.Space, name: str) -> tuple[list[Choice | Numbers], list[Read]]:
+def _action_parts(space: spaces.Space, name: str) -> tuple[list[DiscretePart | ContinuousPart], list[Read]]:
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         items = list(space.spaces.items()) if isinstance(space, spaces.Dict) else list(enumerate(space.spaces))
-        parts: list[Choice | Numbers] = []
+        parts: list[DiscretePart | ContinuousPart] = []
         reads: list[Read] = []
         for key, part in items:
             more = _action_parts(part, f"{name}.{key}" if name else str(key))
@@ -214,13 +216,15 @@ def _action_parts(space: spaces.Space, name: str) -> tuple[list[Choice | Numbers
         return parts, reads
     if isinstance(space, spaces.Discrete):
         start = int(space.start)
-        return [Choice((int(space.n),))], [lambda row: int(row[0]) + start]
+        return [DiscretePart((int(space.n),))], [lambda row: int(row[0]) + start]
     if isinstance(space, spaces.MultiDiscrete):
         dtype, shape = space.dtype, space.shape
-        return [Choice(tuple(int(n) for n in space.nvec.flatten()))], [lambda row: row.astype(dtype).reshape(shape)]
+        return [DiscretePart(tuple(int(n) for n in space.nvec.flatten()))], [
+            lambda row: row.astype(dtype).reshape(shape)
+        ]
     if isinstance(space, spaces.MultiBinary):
         shape = space.shape
-        return [Choice((2,) * math.prod(shape))], [lambda row: row.astype(np.int8).reshape(shape)]
+        return [DiscretePart((2,) * math.prod(shape))], [lambda row: row.astype(np.int8).reshape(shape)]
     if isinstance(space, spaces.Box):
         return _action_box(space)
     raise ShoalError(
@@ -229,17 +233,19 @@ def _action_parts(space: spaces.Space, name: str) -> tuple[list[Choice | Numbers
     )
 
 
-def _action_box(space: spaces.Box) -> tuple[list[Choice | Numbers], list[Read]]:
-    """Bounds that differ between elements are scaled from -1 to 1; where one is missing, actions are clipped."""
+def _action_box(space: spaces.Box) -> tuple[list[DiscretePart | ContinuousPart], list[Read]]:
+    """Bounds that differ between elements are scaled to -1 to 1; if one is infinite, actions are clipped instead."""
     low, high, dtype, shape = space.low.reshape(-1), space.high.reshape(-1), space.dtype, space.shape
     outer = space.shape or (1,)
     _refuse_empty("action", space, low.size)
     same = bool((low == low[0]).all() and (high == high[0]).all())
     if same:
-        numbers = Numbers(outer, float(low[0]), float(high[0]))
-        return [numbers], [lambda row: row.astype(dtype).reshape(shape)]
+        part = ContinuousPart(outer, float(low[0]), float(high[0]))
+        return [part], [lambda row: row.astype(dtype).reshape(shape)]
     if np.isfinite(low).all() and np.isfinite(high).all():
         middle, half = (high + low) / 2.0, (high - low) / 2.0
         read = lambda row: (middle + half * np.clip(row, -1.0, 1.0)).astype(dtype).reshape(shape)  # noqa: E731
-        return [Numbers(outer, -1.0, 1.0)], [read]
-    return [Numbers(outer, -math.inf, math.inf)], [lambda row: np.clip(row, low, high).astype(dtype).reshape(shape)]
+        return [ContinuousPart(outer, -1.0, 1.0)], [read]
+    return [ContinuousPart(outer, -math.inf, math.inf)], [
+        lambda row: np.clip(row, low, high).astype(dtype).reshape(shape)
+    ]

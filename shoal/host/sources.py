@@ -1,4 +1,4 @@
-"""Where envs come from: what `gym:ID`, `zoo:MODULE` and `FILE.py:NAME` name. Worker processes import this: no torch."""
+"""Makes envs from their names: `gym:ID`, `zoo:MODULE` and `FILE.py:NAME`. Workers import this: no torch."""
 
 import copy
 import importlib
@@ -17,29 +17,29 @@ from shoal.core.user_files import load_object
 
 @dataclass(frozen=True)
 class Source:
-    """A name of an environment and the arguments it is made with."""
+    """The name of an environment and its constructor's arguments."""
 
     kind: str
-    """gym, zoo, or own: the user's class or function."""
+    """gym, zoo, ale, envpool, or own: a class or function of the user's."""
     name: str
     kwargs: str = "{}"
-    """JSON."""
+    """Keyword arguments, as JSON."""
     render: bool = False
-    """Make envs that can be looked at."""
+    """Make envs with `render_mode="rgb_array"`."""
 
     def make(self) -> Any:
-        """One env."""
+        """Make one env, without wrappers for time limits and checks."""
         kwargs = json.loads(self.kwargs)
         if self.render:
             kwargs["render_mode"] = "rgb_array"
         wanted = f" with {excerpt(self.kwargs)}" if self.kwargs != "{}" else ""
-        maker = load_object(self.name, "environment") if self.kind == "own" else self.name
+        if self.kind != "own":
+            with UserCode(f"{self} cannot be made{wanted}", self.name), needs_extras(str(self)):
+                return _make_gym(self.name, kwargs) if self.kind == "gym" else _make_zoo(self.name, kwargs)
+        maker = load_object(self.name, "environment")
         with UserCode(f"{self} cannot be made{wanted}", maker):
-            if self.kind != "own":
-                with needs_extras(str(self)):
-                    return _make_gym(self.name, kwargs) if self.kind == "gym" else _make_zoo(self.name, kwargs)
-            takes = inspect.signature(maker).parameters
-            if "render_mode" not in takes and not any(p.kind is p.VAR_KEYWORD for p in takes.values()):
+            parameters = inspect.signature(maker).parameters
+            if "render_mode" not in parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
                 kwargs.pop("render_mode", None)
             return maker(**kwargs)
 
@@ -48,18 +48,18 @@ class Source:
 
     @property
     def max_steps(self) -> int | None:
-        """Steps after which Gymnasium's registry truncates an episode; applied by whoever steps the envs."""
+        """Time limit of Gymnasium's registry, which the runner applies."""
         return gym_spec(self.name).max_episode_steps if self.kind == "gym" else None
 
 
 def gym_spec(name: str) -> Any:
-    """The registry's entry of a Gymnasium id."""
+    """The entry of a Gymnasium id in the registry."""
     if name.startswith("ALE/"):
         import_extra("ale_py")
-    place, colon, rest = name.partition(":")
-    if colon:  # a module to import first, as Gymnasium writes it
+    module, colon, rest = name.partition(":")
+    if colon:  # MODULE:ID imports the module first, as in gymnasium.make
         with needs_extras(f"gym:{name}"):
-            importlib.import_module(place)
+            importlib.import_module(module)
     try:
         return gymnasium.spec(rest if colon else name)
     except gymnasium.error.Error as error:
@@ -70,7 +70,7 @@ def gym_spec(name: str) -> Any:
 
 
 def _make_gym(name: str, kwargs: dict[str, Any]) -> Any:
-    """An env without the registry's checks and time limit: the limit is counted by whoever steps it."""
+    """An env without the registry's checks and time limit; the runner counts steps."""
     spec = copy.deepcopy(gym_spec(name))
     spec.max_episode_steps = None
     spec.order_enforce = False
@@ -82,7 +82,7 @@ def _make_zoo(name: str, kwargs: dict[str, Any]) -> Any:
 
 
 def _zoo_module(name: str) -> Any:
-    """A PettingZoo module by its short name (`sisl.pursuit_v5`) or its full one."""
+    """Import a PettingZoo module by its short name (`sisl.pursuit_v5`) or its full one."""
     import_extra("pettingzoo")
     for full in (f"pettingzoo.{name}", name):
         try:

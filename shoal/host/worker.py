@@ -1,10 +1,10 @@
-"""A worker process: steps its share of the envs when told to, and says when it is done.
+"""A worker process: steps the envs of its slices on request.
 
     shoal.host.worker ASSIGNMENT
 
-It talks to its world through two pipes. A byte b in: run bunch b; the same byte out: done. When its envs are made it
-says READY; if one of them raises, FAILED and what happened, a line of JSON. It ends when the world closes the pipe, so
-no worker outlives its world.
+Two pipes connect it to the world. A byte k in requests a step of its k-th env slice; the same byte out says that it is
+finished. READY says that the envs are made. FAILED and a line of JSON say that an env raised. The process ends when the
+world closes the request pipe, so no worker outlives its world.
 """
 
 import json
@@ -25,33 +25,33 @@ from shoal.host.sources import Source
 
 READY, FAILED = 254, 255
 
-AWAKE = 1e-3
-"""Seconds that a worker asks again and again for what to do, before it sleeps until it is told."""
+SPIN_SECONDS = 1e-3
+"""How long an idle worker polls for requests before it sleeps: waking up a sleeping core takes long."""
 
-ENDING = 2.0
-"""Seconds that a worker has to end once its world has hung up."""
+EXIT_SECONDS = 2.0
+"""How long a worker may take to end once its world has closed the request pipe."""
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a worker is to do, and the file descriptors it inherits for it."""
+    """The envs of a worker, and the file descriptors it inherits."""
 
     number: int
     source: Source
     layout: Layout
-    bunches: list[tuple[int, int]]
-    """First row and end of the envs of each bunch."""
+    env_slices: list[tuple[int, int]]
+    """First row and end of each env slice."""
     limit: int | None
     """Steps after which episodes are truncated."""
     repeat: int
-    """Times that each action is taken."""
+    """Times that each action is repeated."""
     core: int | None
-    """CPU core to stay on."""
-    alert: bool
-    """Whether to stay awake for a while when there is nothing to do."""
-    memory: int
-    commands: int
-    answers: int
+    """CPU core to pin the process to."""
+    spin: bool
+    """Whether to poll for SPIN_SECONDS when idle."""
+    memory_fd: int
+    request_fd: int
+    answer_fd: int
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -63,53 +63,54 @@ class Assignment:
 
 
 def work(job: Assignment) -> None:
-    """Make the envs, then serve until the world hangs up."""
+    """Make the envs, then step them on request until the world closes the pipe."""
     if job.core is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {job.core})
     try:
-        arrays = SharedArrays({name: (kind, tuple(shape)) for name, (kind, shape) in job.layout.items()}, job.memory)
-        rows = [row for start, stop in job.bunches for row in range(start, stop)]
+        layout = {name: (dtype, tuple(shape)) for name, (dtype, shape) in job.layout.items()}
+        arrays = SharedArrays(layout, job.memory_fd)
+        rows = [row for start, stop in job.env_slices for row in range(start, stop)]
         envs = make_rows(job.source.make, rows, arrays, job.limit, job.repeat)
-        os.write(job.answers, bytes([READY]))
-        listen = select.poll()
-        listen.register(job.commands, select.POLLIN)
-        while commands := _next(job.commands, listen, job.alert):
-            for bunch in commands:
-                envs.run(*job.bunches[bunch])
-                os.write(job.answers, bytes([bunch]))
+        os.write(job.answer_fd, bytes([READY]))
+        poll = select.poll()
+        poll.register(job.request_fd, select.POLLIN)
+        while requests := _read_requests(job.request_fd, poll, job.spin):
+            for index in requests:
+                envs.run(*job.env_slices[index])
+                os.write(job.answer_fd, bytes([index]))
     except EnvFault as fault:
         _report(job, f"raised {fault}", fault.__cause__ or fault)
     except Exception as error:
         _report(job, f"failed: {describe(error)}", error)
 
 
-def _next(descriptor: int, listen: select.poll, alert: bool) -> bytes:
-    """What the world says next. A core that goes to sleep in between takes long to wake up, so stay awake a little."""
-    end = time.perf_counter() + AWAKE
-    while alert and not listen.poll(0) and time.perf_counter() < end:
-        os.sched_yield()  # to whoever has something to do
+def _read_requests(descriptor: int, poll: select.poll, spin: bool) -> bytes:
+    """The next requests; empty when the world has closed the pipe."""
+    end = time.perf_counter() + SPIN_SECONDS
+    while spin and not poll.poll(0) and time.perf_counter() < end:
+        os.sched_yield()
     return os.read(descriptor, 64)
 
 
 def _report(job: Assignment, text: str, error: BaseException) -> None:
-    told = dict(text=text, traceback="".join(traceback.format_tb(error.__traceback__)) + text_of(error))
-    os.write(job.answers, bytes([FAILED]) + json.dumps(told).encode() + b"\n")
+    fault = dict(text=text, traceback="".join(traceback.format_tb(error.__traceback__)) + text_of(error))
+    os.write(job.answer_fd, bytes([FAILED]) + json.dumps(fault).encode() + b"\n")
 
 
-def _end_with_world(descriptor: int) -> None:
-    """End this process some time after the world has hung up, even if an env never ends its step."""
-    hung_up = select.poll()
-    hung_up.register(descriptor, 0)
-    hung_up.poll()
-    time.sleep(ENDING)
+def _exit_after_hang_up(descriptor: int) -> None:
+    """End this process EXIT_SECONDS after the world has closed the pipe, even if a step of an env never returns."""
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    poll.poll()
+    time.sleep(EXIT_SECONDS)
     os._exit(1)
 
 
 def main() -> None:
-    """Entry of the process."""
+    """Entry point of the process."""
     job = Assignment.from_json(sys.argv[1])
-    threading.Thread(target=_end_with_world, args=(job.commands,), daemon=True).start()
-    with standard_streams(), suppress(BrokenPipeError):  # the world has hung up
+    threading.Thread(target=_exit_after_hang_up, args=(job.request_fd,), daemon=True).start()
+    with standard_streams(), suppress(BrokenPipeError):  # the world has closed the pipes
         work(job)
 
 

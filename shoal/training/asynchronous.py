@@ -108,7 +108,7 @@ class AsyncTrainer(Trainer):
         """Seconds each thread waited since the last `read_metrics`."""
         self._read_at = time.monotonic()
         if isinstance(self.collector, HostCollector):
-            self.collector.renew = self._refresh_weights
+            self.collector.refresh_weights = self._refresh_weights
 
     def _make_acting_policies(self) -> dict[str, Policy]:
         self.acting_policies = {name: copy.deepcopy(policy) for name, policy in self.policies.items()}

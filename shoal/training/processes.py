@@ -67,7 +67,7 @@ class Communicator:
         """
         self.reducer, self._control, self._store = reducer, control, store
         self.rank, self.size = reducer.rank, reducer.size
-        self._lines = 0
+        self._preemptions = 0
 
     @property
     def is_leader(self) -> bool:
@@ -107,12 +107,12 @@ class Communicator:
         dist.all_reduce(agreed, dist.ReduceOp.MAX, self._control)
         return tuple(agreed.tolist())
 
-    def finish_line(self, share: float) -> "FinishLine | None":
-        """What ends rollouts when a share of the processes has finished theirs; None if nothing is to (0)."""
-        if not share:
+    def preemption(self, fraction: float) -> "Preemption | None":
+        """Ends rollouts once this fraction of the processes has finished theirs; None if the fraction is 0."""
+        if not fraction:
             return None
-        self._lines += 1
-        return FinishLine(self._store, f"finished/{self._lines}", share, self.size)
+        self._preemptions += 1
+        return Preemption(self._store, f"finished/{self._preemptions}", fraction, self.size)
 
     def share(self, job: Job) -> Job:
         """The job of this process: its envs, and its share of the replay and its batch."""
@@ -187,27 +187,27 @@ class Communicator:
         return out
 
 
-class FinishLine:
-    """Tells a process in the midst of a rollout whether enough others have finished theirs.
+class Preemption:
+    """Tells a process during its rollout whether enough others have finished theirs (DD-PPO's preemption).
 
-    The store of the processes holds a count of all rollouts, and a mark once enough have finished the current one.
-    Before they make the next one, all wait for one another to learn from the last; so a count beyond whole rounds was
-    made in this one. To look for the mark writes nothing: a store that is a file grows with rollouts, not with steps.
+    The store of the processes holds the number of finished rollouts, and a mark once enough processes have finished the
+    current one. Processes wait for one another between rollouts, so a count beyond whole rounds belongs to this round.
+    Looking for the mark writes nothing: a store in a file grows with rollouts, not with steps.
     """
 
-    def __init__(self, store: Any, key: str, share: float, size: int):
+    def __init__(self, store: Any, key: str, fraction: float, size: int):
         self._store, self._key, self._size = store, key, size
         self._round = 0
         """Rollouts that each process has finished."""
-        self.enough = min(math.ceil(round(share * size, 6)), size - 1)
-        """How many processes: the share of them, and at most all others."""
+        self.enough = min(math.ceil(round(fraction * size, 6)), size - 1)
+        """Number of processes that must have finished: their fraction, and at most all others."""
 
-    def passed(self) -> bool:
+    def requested(self) -> bool:
         """Whether enough processes have finished."""
         return self._store is not None and self._store.check([self._mark(self._round)])
 
-    def cross(self) -> None:
-        """This process has finished too, or will make no more."""
+    def finish(self) -> None:
+        """Count this process's rollout as finished."""
         if self._store is not None:
             if self._store.add(self._key, 1) == self._round * self._size + self.enough:
                 self._store.set(self._mark(self._round), "")

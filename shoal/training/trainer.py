@@ -70,7 +70,7 @@ class Trainer(ProgressMixin):
         if isinstance(self.world, HostWorld):
             collector, more = (
                 HostCollector,
-                dict(graph=job.hardware.cuda_graphs, line=processes.finish_line(job.schedule.sync_frac)),
+                dict(graph=job.hardware.cuda_graphs, preemption=processes.preemption(job.schedule.sync_frac)),
             )
         self.collector = collector(
             self.world,
@@ -103,7 +103,7 @@ class Trainer(ProgressMixin):
         self._updates = {
             name: Graphed(learner.update, device, recorded, pool) for name, learner in self.learners.items()
         }
-        self._read = Books(0.0, 0.0, {}, {})
+        self._read = EpisodeTotals(0.0, 0.0, {}, {})
         """Totals at the last call of `read_metrics`."""
         self.collector.start(job.run.seed, self.first_env)
 
@@ -170,10 +170,10 @@ class Trainer(ProgressMixin):
             prefix = f"train/{name}/" if len(self.policies) > 1 else "train/"
             found.update({prefix + key: value for key, value in learner.read_metrics().items()})
             found[f"{prefix}learning_rate"] = float(learner.optimizer.lr)
-        if isinstance(self.collector, HostCollector) and self.collector.line is not None:
-            made = torch.tensor(self.collector.read_made(), device=self.world.device)
-            self.processes.reducer.average(made)
-            found["time/made"] = float(made)
+        if isinstance(self.collector, HostCollector) and self.collector.preemption is not None:
+            completed = torch.tensor(self.collector.read_completed(), device=self.world.device)
+            self.processes.reducer.average(completed)
+            found["time/made"] = float(completed)
         self.check_finite()
         return found
 
@@ -182,7 +182,7 @@ class Trainer(ProgressMixin):
         """Episodes that had finished when metrics were last read."""
         return self._read.episodes
 
-    def _episode_totals(self) -> "Books":
+    def _episode_totals(self) -> "EpisodeTotals":
         """Totals over finished episodes of all processes since the start of training."""
         stats = self.world.statistics()
         names = [*stats.return_sum, *stats.report_sum]
@@ -192,7 +192,7 @@ class Trainer(ProgressMixin):
         count = len(stats.return_sum)
         returns = dict(zip(names[:count], rest[:count], strict=True))
         reports = dict(zip(names[count:], rest[count:], strict=True))
-        return Books(episodes, lengths, returns, reports)
+        return EpisodeTotals(episodes, lengths, returns, reports)
 
     def episode_sums(self) -> torch.Tensor:
         """float64 [2 + groups + reports]: count, steps, returns and reports of this process's finished episodes."""
@@ -307,7 +307,7 @@ class Trainer(ProgressMixin):
         self._read = self._episode_totals()
 
 
-class Books(NamedTuple):
+class EpisodeTotals(NamedTuple):
     """Sums over finished episodes: count, lengths [steps], returns by group, reports by name."""
 
     episodes: float

@@ -18,7 +18,7 @@ from bench.ratchet import Cell
 from shoal.core.graph import Graphed
 from shoal.core.launch import Plan, bind, init_warp
 from shoal.core.wrappers import TransformReward
-from shoal.host.world import GymWorld
+from shoal.host.device_bridge import DeviceBridge
 from shoal.learn import losses
 from shoal.learn.replay import Replay
 from shoal.policy import ActorCritic, mlp_encoder
@@ -391,9 +391,11 @@ SHORT = {
     "rainbow": Cell("cartpole", f"--algo rainbow {Q}", num_envs=8, rollout_steps=8),
     "sac": Cell("mountain-car-continuous", f"--algo sac {Q}", num_envs=8, rollout_steps=8),
     "groups": Cell("tag-grid", "--algo a2c", num_envs=2, rollout_steps=4),
-    "host": Cell("gym:CartPole-v1", "--algo a2c --batch serial --schedule alternating", num_envs=4, rollout_steps=4),
+    "host": Cell(
+        "gym:CartPole-v1", "--algo a2c --vec-backend serial --schedule alternating", num_envs=4, rollout_steps=4
+    ),
     "first-come": Cell(
-        "gym:CartPole-v1", "--algo a2c --batch serial --schedule first-come", num_envs=4, rollout_steps=4
+        "gym:CartPole-v1", "--algo a2c --vec-backend serial --schedule first-come", num_envs=4, rollout_steps=4
     ),
 }
 
@@ -433,7 +435,7 @@ FAULTY = {
     "rollout": ("ppo", CategoricalHead, "sample"),
     "update": ("ppo", losses, "clipped_policy_loss"),
     "store": ("rainbow", Replay, "append"),
-    "host rows": ("host", GymWorld, "shape_reward"),
+    "host rows": ("host", DeviceBridge, "write_rollout"),
     "evaluation": ("ppo", CategoricalHead, "mode"),
 }
 """What is recorded -> a short training, and a function that is called there."""

@@ -245,12 +245,18 @@ def test_a_mistake_in_a_world_is_one_sentence(name, tmp_path, capfd):
 
 @pytest.mark.parametrize("name", ENVS)
 def test_a_mistake_in_an_env_is_one_sentence(name, tmp_path, capfd):
-    check(ENV, ENVS[name], tmp_path, capfd, ["FILE:Ball", "--batch", "serial", "--schedule", "lockstep"])
+    check(ENV, ENVS[name], tmp_path, capfd, ["FILE:Ball", "--vec-backend", "serial", "--schedule", "lockstep"])
 
 
 @pytest.mark.parametrize("name", ["reset", "step returns", "exit", "interrupt"])
 def test_a_mistake_in_an_env_of_a_worker_is_one_sentence(name, tmp_path, capfd):
-    check(ENV, ENVS[name], tmp_path, capfd, ["FILE:Ball", "--batch", "processes", "--workers", "1", "--restarts", "0"])
+    check(
+        ENV,
+        ENVS[name],
+        tmp_path,
+        capfd,
+        ["FILE:Ball", "--vec-backend", "processes", "--num-workers", "1", "--max-worker-restarts", "0"],
+    )
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -283,7 +289,7 @@ def test_a_mistake_in_a_native_batch_is_one_sentence():
     gym.register("Batch-v0", "gymnasium.envs.classic_control:CartPoleEnv", vector_entry_point=Batch)
     cls = world_class("gym:Batch-v0")
     actions = torch.zeros(4, 1, dtype=torch.int32)
-    with closing(cls(4, "cpu", cls.Config(phase=0, schedule="lockstep"))) as world:
+    with closing(cls(4, "cpu", cls.Config(desync_steps=0, schedule="lockstep"))) as world:
         world.reset(0)
         for _ in range(4):
             world.step(actions)
@@ -311,7 +317,7 @@ def test_mistakes_after_training_are_one_sentence_too(tmp_path, capfd):
         "--eval-episodes",
         "0",
     ]
-    assert main(["train", f"{place}:Ball", "--batch", "serial", "--quiet", *flags, "--run-dir", run]) == 0
+    assert main(["train", f"{place}:Ball", "--vec-backend", "serial", "--quiet", *flags, "--run-dir", run]) == 0
     assert main(["record", run, "--envs", "1", "--steps", "1", "--out", str(tmp_path / "x.png")]) == 2
     line = len(place.read_text().splitlines())
     says = f"shoal: A picture of env 0 failed: OSError: no screen ({place}:{line} in render).\n"

@@ -74,7 +74,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "pandemic": dict(world="pandemic", num_envs=2, world_config=dict(max_steps=20)),
     "r2d2": dict(world="cartpole", algo="r2d2", buffer_size=512, batch_size=8, learning_starts=64, rnn_size=8)
     | dict(burn_in=8, sequence_length=8),
-    "host": dict(world="gym:CartPole-v1", world_config=dict(batch="serial")),
+    "host": dict(world="gym:CartPole-v1", world_config=dict(vec_backend="serial")),
 }
 """Settings of the runs that are damaged."""
 

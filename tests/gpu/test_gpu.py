@@ -13,7 +13,7 @@ from shoal.runs.evaluation import evaluate
 from shoal.runs.jobs import make_job
 from shoal.training.build import by_group, make_policies, make_world
 from shoal.training.trainer import Trainer
-from tests.host.test_cut_short import Gong
+from tests.host.test_preemption import ScriptedPreemption
 
 
 def random_action(group, envs, generator):
@@ -192,13 +192,13 @@ def test_resume_on_a_gpu_is_exact(tmp_path):
 
 
 def host_experience(world, schedule, graph, updates=5, cuts=(), **settings):
-    host = dict(schedule=schedule, phase=4, workers=2, **settings.pop("world_config", {}))
+    host = dict(schedule=schedule, desync_steps=4, num_workers=2, **settings.pop("world_config", {}))
     sizes = dict(
         num_envs=8, rollout_steps=8, num_minibatches=2, epochs=1, total_steps=100_000, compile="off", precision="fp32"
     )
     trainer = Trainer(make_job(world, device="cuda", cuda_graphs=graph, world_config=host, **(sizes | settings)))
     if cuts:
-        trainer.collector.line = Gong(*cuts)
+        trainer.collector.preemption = ScriptedPreemption(*cuts)
     made = []
     with closing(trainer.world):
         for _ in range(updates):
@@ -213,9 +213,9 @@ def host_experience(world, schedule, graph, updates=5, cuts=(), **settings):
     ("world", "settings"),
     [
         ("ale:pong", {}),
-        ("gym:CartPole-v1", dict(world_config=dict(batch="processes"))),
-        ("gym:CartPole-v1", dict(world_config=dict(batch="processes"), time_limit=5, frame_stack=3)),
-        ("gym:Pendulum-v1", dict(world_config=dict(batch="processes"), time_limit=5, rnn="gru", rnn_size=8)),
+        ("gym:CartPole-v1", dict(world_config=dict(vec_backend="processes"))),
+        ("gym:CartPole-v1", dict(world_config=dict(vec_backend="processes"), time_limit=5, frame_stack=3)),
+        ("gym:Pendulum-v1", dict(world_config=dict(vec_backend="processes"), time_limit=5, rnn="gru", rnn_size=8)),
     ],
 )
 def test_host_worlds_make_the_same_experience_by_every_schedule_with_and_without_graphs(world, settings):
@@ -228,7 +228,7 @@ def test_host_worlds_make_the_same_experience_by_every_schedule_with_and_without
 
 @pytest.mark.parametrize(
     ("world", "settings"),
-    [("ale:pong", {}), ("gym:Pendulum-v1", dict(world_config=dict(batch="processes"), rnn="gru", rnn_size=8))],
+    [("ale:pong", {}), ("gym:Pendulum-v1", dict(world_config=dict(vec_backend="processes"), rnn="gru", rnn_size=8))],
 )
 def test_host_rollouts_that_are_cut_short_are_the_same_with_and_without_graphs(world, settings):
     pytest.importorskip("ale_py")

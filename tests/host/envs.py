@@ -1,4 +1,4 @@
-"""Small environments for the tests: what they do follows from their seed and their actions."""
+"""Small environments for the tests, deterministic given their seed and actions."""
 
 import os
 import random
@@ -11,9 +11,9 @@ from gymnasium import spaces
 
 
 class Walk(gym.Env):
-    """A number that goes up or down; the episode ends at a length drawn from the seed, by termination or truncation.
+    """A number that goes up or down; the episode is terminated or truncated at a length drawn from the seed.
 
-    A step takes up to `delay` seconds, which no seed decides.
+    A step sleeps for up to `delay` seconds, drawn from an unseeded generator.
     """
 
     def __init__(self, longest: int = 12, truncate: bool = False, delay: float = 0.0):
@@ -49,7 +49,7 @@ class Walk(gym.Env):
 
 
 class Push(Walk):
-    """Walk, by as much as the action says."""
+    """Walk by a continuous action."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -60,7 +60,7 @@ class Push(Walk):
 
 
 class Trouble(Walk):
-    """Walk, until a file appears: then the first env that sees it removes it and raises, or hangs."""
+    """Walk that raises or hangs in the first env that finds the file `marker`, which it removes."""
 
     def __init__(self, marker: str = "", hang: bool = False, always: bool = False, **kwargs):
         super().__init__(**kwargs)
@@ -81,7 +81,7 @@ class Trouble(Walk):
 
 
 class Forked(Trouble):
-    """Trouble, with a forked process that holds what the worker has open; its number is in a file beside the marker."""
+    """Trouble with a forked process that holds the worker's open files; its pid is in the name of a file `fork_PID`."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -93,7 +93,7 @@ class Forked(Trouble):
 
 
 class BadSeed(Walk):
-    """Walk that writes down its seeds, and raises in step 3 if the seed is `bad`."""
+    """Walk that writes its seeds to a file, and raises in step 3 if the seed is `bad`."""
 
     def __init__(self, seeds: str = "", bad: int = 1_000_003, **kwargs):
         super().__init__(**kwargs)
@@ -127,7 +127,7 @@ class Closing(Walk):
 
 
 class Picnic(gym.Env):
-    """A Dict of observations and a Dict of actions, one of each kind."""
+    """Dict observations and actions with a part of each kind of space."""
 
     def __init__(self):
         self.observation_space = spaces.Dict(
@@ -154,14 +154,14 @@ class Picnic(gym.Env):
 
 
 class Broken(gym.Env):
-    """Cannot be made."""
+    """Raises in its constructor."""
 
     def __init__(self):
         raise ValueError("no such luck")
 
 
 class Hunt:
-    """A parallel environment of PettingZoo's kind: two hunters and a deer, who leave at different times."""
+    """A PettingZoo parallel environment: two hunters and a deer, which leave at different steps."""
 
     metadata = {"name": "hunt"}
     possible_agents = ("hunter_0", "hunter_1", "deer")
@@ -201,7 +201,7 @@ class Hunt:
 
 
 class Slow(Walk):
-    """Walk, whose steps take their time in the second of several processes."""
+    """Walk whose steps sleep in process 1 of a distributed run."""
 
     def __init__(self, seconds: float = 0.002, **kwargs):
         super().__init__(**kwargs)

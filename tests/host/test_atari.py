@@ -8,7 +8,8 @@ import torch
 from shoal.core.errors import ShoalError
 from shoal.core.launch import cpu_threads
 from shoal.core.world_loading import world_class
-from shoal.host.native import giving_way, pack_seeds
+from shoal.host.threads import with_idle_threads
+from shoal.host.vector_env import env_seeds
 from shoal.host.world import HostWorld
 from shoal.runs.jobs import make_job
 from shoal.training.build import make_world
@@ -19,15 +20,15 @@ vector_env = pytest.importorskip("ale_py.vector_env")
 
 def make(game, num_envs, **settings):
     cls = world_class(f"ale:{game}")
-    return cls(num_envs, "cpu", cls.Config(**{"phase": 0, "schedule": "lockstep", "workers": 2, **settings}))
+    return cls(num_envs, "cpu", cls.Config(**{"desync_steps": 0, "schedule": "lockstep", "num_workers": 2, **settings}))
 
 
-def test_frames_and_true_scores_are_ale_py_s_own():
+def test_frames_and_rewards_equal_those_of_ale_py():
     world = make("pong", 3, life_loss=False, noops=5)
     twin = vector_env.AtariVectorEnv(
         "pong", 3, stack_num=1, noop_max=5, autoreset_mode="SameStep", reward_clipping=False, num_threads=1
     )
-    seen, _ = twin.reset(seed=pack_seeds(2, 0, 3))
+    seen, _ = twin.reset(seed=env_seeds(2, 0, 3))
     np.testing.assert_array_equal(world.reset(2).groups["agent"].observation[:, 0], seen)
     random = np.random.default_rng(0)
     for _ in range(150):
@@ -42,14 +43,14 @@ def test_frames_and_true_scores_are_ale_py_s_own():
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are listed on Linux")
 @pytest.mark.skipif(cpu_threads() < 2, reason="there is one core")
 @pytest.mark.parametrize("workers", [1, 2])
-def test_threads_are_kept_on_cores_of_their_own(workers):
+def test_threads_are_pinned_to_different_cores(workers):
     def threads():
         """Thread -> the cores it may use."""
         found = (int(task.name) for task in Path("/proc/self/task").iterdir())
         return {thread: os.sched_getaffinity(thread) for thread in found}
 
     before, cores = threads(), os.sched_getaffinity(0)
-    world = make("pong", 4, pin=True, workers=workers, schedule="alternating")
+    world = make("pong", 4, pin_threads=True, num_workers=workers, schedule="alternating")
     world.reset(0)
     pinned = [allowed for thread, allowed in threads().items() if thread not in before and len(allowed) == 1]
     assert len(pinned) == 2 * workers
@@ -58,8 +59,8 @@ def test_threads_are_kept_on_cores_of_their_own(workers):
     world.close()
 
 
-def test_learners_see_signs_but_statistics_the_points():
-    world = make("breakout", 4, life_loss=True, phase=0)
+def test_rewards_are_clipped_but_statistics_are_not():
+    world = make("breakout", 4, life_loss=True, desync_steps=0)
     world.reset(0)
     shown = torch.zeros(4)
     for t in range(400):
@@ -71,9 +72,9 @@ def test_learners_see_signs_but_statistics_the_points():
     assert world.for_evaluation(world.config).life_loss is False
 
 
-def test_an_end_keeps_the_final_frame_and_shows_the_first_of_the_next_game():
+def test_final_frame_is_kept_and_the_observation_starts_the_next_game():
     cls = world_class("ale:pong")
-    world = cls(2, "cpu", cls.Config(phase=0, schedule="lockstep", noops=0), time_limit=20)
+    world = cls(2, "cpu", cls.Config(desync_steps=0, schedule="lockstep", noops=0), time_limit=20)
     first = world.reset(1).groups["agent"].observation.clone()
     for t in range(20):
         before = world.outputs.groups["agent"].observation.clone()
@@ -85,15 +86,15 @@ def test_an_end_keeps_the_final_frame_and_shows_the_first_of_the_next_game():
     assert (group.observation.float() - first.float()).abs().mean() < 5.0
 
 
-def test_games_start_out_of_phase():
-    world = make("pong", 8, phase=12, noops=0)
+def test_games_start_desynchronized():
+    world = make("pong", 8, desync_steps=12, noops=0)
     shown = world.reset(3).groups["agent"].observation
     assert len({bytes(frame.numpy().tobytes()) for frame in shown}) > 3
 
 
 def test_a_policy_sees_four_frames_that_are_stored_once():
     settings = dict(num_envs=4, rollout_steps=8, num_minibatches=2, epochs=1, device="cpu", total_steps=1000)
-    trainer = Trainer(make_job("ale:pong", world_config=dict(phase=6, schedule="alternating"), **settings))
+    trainer = Trainer(make_job("ale:pong", world_config=dict(desync_steps=6, schedule="alternating"), **settings))
     trainer.iterate()
     trainer.collect()
     rollout = trainer.collector.rollouts["agent"]
@@ -102,8 +103,8 @@ def test_a_policy_sees_four_frames_that_are_stored_once():
     trainer.world.close()
 
 
-def test_wrappers_that_cannot_be_or_need_not_be():
-    """Games are stepped all at once, and their bytes are kept as they are."""
+def test_settings_that_the_native_batch_refuses_or_ignores():
+    """Native batches cannot repeat actions; frames stay uint8."""
     with pytest.raises(ShoalError, match="use --frame-skip"):
         make_world(make_job("ale:pong", action_repeat=2, device="cpu"), 2)
     assert isinstance(make_world(make_job("ale:pong", obs_dtype="float16", device="cpu"), 2), HostWorld)
@@ -111,19 +112,19 @@ def test_wrappers_that_cannot_be_or_need_not_be():
 
 def test_bad_settings_are_refused():
     config = world_class("ale:pong").Config
-    for bad, told in (
+    for bad, message in (
         (dict(sticky=2.0), "--sticky"),
         (dict(frame_skip=0), "--frame-skip"),
-        (dict(batch="processes"), "native batch only"),
+        (dict(vec_backend="processes"), "native batch only"),
     ):
-        with pytest.raises(ShoalError, match=told):
+        with pytest.raises(ShoalError, match=message):
             config(**bad)
 
 
-@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="a way of Linux")
-def test_threads_of_games_give_way_and_this_one_does_not():
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="SCHED_IDLE exists on Linux only")
+def test_threads_of_games_run_at_idle_priority_and_this_one_does_not():
     before = set(os.listdir("/proc/self/task"))
-    vector = giving_way(lambda: vector_env.AtariVectorEnv("pong", 2, num_threads=2))
+    vector = with_idle_threads(lambda: vector_env.AtariVectorEnv("pong", 2, num_threads=2))
     started = set(os.listdir("/proc/self/task")) - before
     assert len(started) >= 2
     assert {os.sched_getscheduler(int(thread)) for thread in started} == {os.SCHED_IDLE}

@@ -23,7 +23,12 @@ HERE = Path(__file__).parent / "envs.py"
 def trainer(marker, hang=False, schedule="lockstep", name="Trouble", **settings):
     kwargs = dict(marker=str(marker), hang=hang)
     host = dict(
-        batch="processes", workers=2, schedule=schedule, phase=0, patience=3.0 if hang else 60.0, env_kwargs=kwargs
+        vec_backend="processes",
+        num_workers=2,
+        schedule=schedule,
+        desync_steps=0,
+        worker_timeout=3.0 if hang else 60.0,
+        env_kwargs=kwargs,
     )
     host.update(settings)
     sizes = dict(num_envs=8, rollout_steps=12, total_steps=10_000, num_minibatches=2, epochs=1, device="cpu")
@@ -31,7 +36,7 @@ def trainer(marker, hang=False, schedule="lockstep", name="Trouble", **settings)
 
 
 def check_dropped(rollout, lost):
-    """Rows of the lost envs count only if they belong to an episode that ended before the loss."""
+    """In lost envs, rows are alive only if their episode ended before the fault."""
     alive, over = rollout.alive[:-1, :, 0], rollout.terminated | rollout.truncated
     for env in range(8):
         dropped = (~alive[:, env]).nonzero().flatten().tolist()
@@ -45,20 +50,20 @@ def check_dropped(rollout, lost):
 
 
 @pytest.mark.parametrize("schedule", ["lockstep", "alternating", "first-come"])
-def test_training_goes_on_when_a_worker_is_killed(schedule, tmp_path, capfd):
+def test_training_continues_when_a_worker_is_killed(schedule, tmp_path, capfd):
     found = trainer(tmp_path / "marker", schedule=schedule)
     with closing(found.world):
         found.iterate()
-        engine = found.world.engine
+        engine = found.world.vector_env.runner
         victim = engine.workers[1].process
-        taken = found.world.take
+        envs, recv = found.world.vector_env, found.world.vector_env.recv
 
-        def take(*given):  # in the middle of a rollout
-            if found.collector._taken is not None and victim.poll() is None and int(found.world._length[0]) > 2:
+        def recv_and_kill(*args):  # in the middle of a rollout
+            if victim.poll() is None and int(envs.episodes.length[0]) > 2:
                 os.kill(victim.pid, signal.SIGKILL)
-            return taken(*given)
+            return recv(*args)
 
-        found.world.take = take
+        found.world.vector_env.recv = recv_and_kill
         found.collect()
         assert victim.poll() is not None
         lost = {row for rows in engine._shares[1] for row in range(rows.start, rows.stop)}
@@ -68,9 +73,9 @@ def test_training_goes_on_when_a_worker_is_killed(schedule, tmp_path, capfd):
             found.iterate()
         assert torch.isfinite(torch.cat([p.flatten() for p in found.policies["agent"].parameters()])).all()
         assert bool(found.collector.rollouts["agent"].alive.all())
-    told = capfd.readouterr().err
-    assert "killed by SIGKILL" in told
-    assert "2 restart(s) left" in told
+    message = capfd.readouterr().err
+    assert "killed by SIGKILL" in message
+    assert "2 restart(s) left" in message
 
 
 @pytest.mark.parametrize("hang", [False, True])
@@ -87,44 +92,50 @@ def test_an_env_that_raises_or_hangs_is_named_and_replaced(hang, tmp_path, capfd
         found.iterate()
         dead = int((~found.collector.rollouts["agent"].alive).sum())
         assert dead == 0
-    told = capfd.readouterr().err
+    message = capfd.readouterr().err
     if hang:
-        assert "did not answer for 3 s and was killed" in told
+        assert "did not answer for 3 s and was killed" in message
     else:
-        assert "RuntimeError: the ground gave way in env" in told
-        assert "(seed" in told
-        assert f"{HERE}:" in told
-        assert "in step" in told
+        assert "RuntimeError: the ground gave way in env" in message
+        assert "(seed" in message
+        assert f"{HERE}:" in message
+        assert "in step" in message
 
 
 @pytest.fixture
 def forks(tmp_path):
-    """Ends the processes that Forked has left."""
+    """Kills the processes that Forked has started."""
     yield
     for file in tmp_path.glob("fork_*"):
         os.kill(int(file.name.removeprefix("fork_")), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("killed", [True, False])
-def test_the_end_of_a_worker_that_has_forked_is_noticed_at_once(killed, tmp_path, capfd, forks):
+def test_the_end_of_a_forked_worker_is_noticed_at_once(killed, tmp_path, capfd, forks):
     cls = world_class(f"{HERE}:Forked")
-    settings = dict(env_kwargs=dict(marker=str(tmp_path / "m")), batch="processes", workers=2, phase=0, patience=20.0)
+    settings = dict(
+        env_kwargs=dict(marker=str(tmp_path / "m")),
+        vec_backend="processes",
+        num_workers=2,
+        desync_steps=0,
+        worker_timeout=20.0,
+    )
     with closing(cls(4, "cpu", cls.Config(**settings, schedule="lockstep"))) as world:
         world.reset(0)
         if killed:
-            os.kill(world.engine.workers[0].process.pid, signal.SIGKILL)
+            os.kill(world.vector_env.runner.workers[0].process.pid, signal.SIGKILL)
         else:
             (tmp_path / "m").touch()
         world.step(torch.ones(4, 1, dtype=torch.int32))
-        assert int(world.lost.sum()) == 2
+        assert int(world.vector_env.lost.sum()) == 2
     assert ("killed by SIGKILL" if killed else "the ground gave way") in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("schedule", ["lockstep", "auto"])
-def test_a_bad_seed_is_tried_once_and_measuring_uses_no_restart(schedule, tmp_path, capfd, monkeypatch):
+def test_a_bad_seed_is_tried_once_and_timing_schedules_uses_no_restart(schedule, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr("shoal.training.host_collector.TRIAL_SECONDS", 0.01)
     seeds = tmp_path / "seeds"
-    found = trainer("", name="BadSeed", schedule=schedule, restarts=1, env_kwargs=dict(seeds=str(seeds)))
+    found = trainer("", name="BadSeed", schedule=schedule, max_worker_restarts=1, env_kwargs=dict(seeds=str(seeds)))
     with closing(found.world):
         found.collect()
         rollout = found.collector.rollouts["agent"]
@@ -132,12 +143,12 @@ def test_a_bad_seed_is_tried_once_and_measuring_uses_no_restart(schedule, tmp_pa
         assert rollout.alive[3:, 0].all()
     tried = seeds.read_text().split()
     assert len(set(tried)) == len(tried)
-    told = capfd.readouterr().err
-    assert told.count("started again with fresh seeds") == 1
-    assert "no such luck in env 0 (seed 1000003)" in told
+    message = capfd.readouterr().err
+    assert message.count("restarted with new seeds") == 1
+    assert "no such luck in env 0 (seed 1000003)" in message
 
 
-def test_an_env_that_fails_with_every_seed_while_schedules_are_measured_ends_the_run(tmp_path):
+def test_an_env_that_fails_with_every_seed_while_schedules_are_timed_ends_the_run(tmp_path):
     kwargs = dict(marker=str(tmp_path), always=True)
     with pytest.raises(ShoalError, match=r"the ground gave way.*No restart is left"):
         trainer(tmp_path, schedule="auto", env_kwargs=kwargs)
@@ -159,17 +170,17 @@ def test_a_close_that_raises_or_hangs_is_a_warning(hang, tmp_path, monkeypatch, 
         "--device",
         "cpu",
     ]
-    words = ["train", f"{HERE}:Closing", "--env-kwargs", kwargs, "--batch", "serial", *sizes]
-    with pytest.warns(UserWarning, match="Closing.close failed") as told:
+    words = ["train", f"{HERE}:Closing", "--env-kwargs", kwargs, "--vec-backend", "serial", *sizes]
+    with pytest.warns(UserWarning, match="Closing.close failed") as message:
         assert main([*words, "--eval-episodes", "0", "--quiet", "--run-dir", str(tmp_path / "run")]) == 0
     says = "TimeoutError: it had not returned after 0.05 s" if hang else "RuntimeError: the door is stuck"
-    for warning in told:
+    for warning in message:
         assert re.fullmatch(rf"Closing.close failed: {says} \({HERE}:\d+ in close\)\.", str(warning.message))
 
 
 def test_too_many_restarts_are_an_error_caused_by_the_traceback(tmp_path):
     marker = tmp_path / "marker"
-    found = trainer(marker, restarts=0)
+    found = trainer(marker, max_worker_restarts=0)
     with closing(found.world):
         found.iterate()
         marker.touch()
@@ -181,55 +192,73 @@ def test_too_many_restarts_are_an_error_caused_by_the_traceback(tmp_path):
         assert caught.value.exit_code == 1
 
 
-def test_a_lost_episode_counts_for_nothing_in_plain_steps(tmp_path):
+def test_a_lost_episode_is_not_recorded_in_plain_steps(tmp_path):
     cls = world_class(f"{HERE}:Trouble")
-    settings = dict(env_kwargs=dict(marker=str(tmp_path / "m")), batch="processes", workers=2, phase=0, patience=60.0)
+    settings = dict(
+        env_kwargs=dict(marker=str(tmp_path / "m")),
+        vec_backend="processes",
+        num_workers=2,
+        desync_steps=0,
+        worker_timeout=60.0,
+    )
     with closing(cls(4, "cpu", cls.Config(**settings, schedule="lockstep"))) as world:
         world.reset(0)
         action = torch.ones(4, 1, dtype=torch.int32)
         world.step(action)
-        os.kill(world.engine.workers[0].process.pid, signal.SIGKILL)
+        os.kill(world.vector_env.runner.workers[0].process.pid, signal.SIGKILL)
         time.sleep(0.2)
         out = world.step(action)
-        assert world.lost.tolist() == [True, True, False, False]
+        assert world.vector_env.lost.tolist() == [True, True, False, False]
         assert not bool((out.terminated | out.truncated)[:2].any())
         assert out.groups["agent"].observation[:2, 0, 1].tolist() == [0.0, 0.0]
         world.step(action)
-        assert not world.lost.any()
+        assert not world.vector_env.lost.any()
 
 
-def test_a_death_and_an_answer_that_arrive_together_are_both_taken(tmp_path):
+def test_a_death_and_an_answer_that_arrive_together_are_both_read(tmp_path):
     cls = world_class(f"{HERE}:Trouble")
-    settings = dict(env_kwargs=dict(marker=str(tmp_path / "m")), batch="processes", workers=3, phase=0, patience=60.0)
+    settings = dict(
+        env_kwargs=dict(marker=str(tmp_path / "m")),
+        vec_backend="processes",
+        num_workers=3,
+        desync_steps=0,
+        worker_timeout=60.0,
+    )
     with closing(cls(6, "cpu", cls.Config(**settings, schedule="lockstep"))) as world:
         world.reset(0)
         for victim in (0, 2):
-            os.kill(world.engine.workers[victim].process.pid, signal.SIGKILL)
-            world.send(range(3))
-            time.sleep(0.3)  # by now all there is to hear is there
-            assert world.take(range(3), 3) == [0, 1, 2]
-            assert world.lost.nonzero()[0].tolist() == [2 * victim, 2 * victim + 1]
+            os.kill(world.vector_env.runner.workers[victim].process.pid, signal.SIGKILL)
+            world.vector_env.send(range(3))
+            time.sleep(0.3)  # until all answers have arrived
+            assert world.vector_env.recv(range(3), 3) == [0, 1, 2]
+            assert world.vector_env.lost.nonzero()[0].tolist() == [2 * victim, 2 * victim + 1]
 
 
-def test_envs_at_rest_are_lost_with_their_worker(tmp_path):
+def test_idle_envs_are_lost_with_their_worker(tmp_path):
     cls = world_class(f"{HERE}:Trouble")
-    settings = dict(env_kwargs=dict(marker=str(tmp_path / "m")), batch="processes", workers=2, phase=0, patience=60.0)
+    settings = dict(
+        env_kwargs=dict(marker=str(tmp_path / "m")),
+        vec_backend="processes",
+        num_workers=2,
+        desync_steps=0,
+        worker_timeout=60.0,
+    )
     with closing(cls(4, "cpu", cls.Config(**settings, schedule="first-come"))) as world:
         world.reset(0)
-        world.send([0])
-        assert world.take([0], 1) == [0]
-        os.kill(world.engine.workers[0].process.pid, signal.SIGKILL)
+        world.vector_env.send([0])
+        assert world.vector_env.recv([0], 1) == [0]
+        os.kill(world.vector_env.runner.workers[0].process.pid, signal.SIGKILL)
         time.sleep(0.2)
-        world.send([2])
-        assert world.take([2], 1) == [2]
-        assert world.lost.tolist() == [False, False, True, False]
-        world.look_for_lost([0, 1])
-        assert world.lost.tolist() == [True, False, True, False]
-        assert world._length.tolist() == [0, 0, 0, 0]
-        world.send([0])
-        assert world.take([0], 1) == [0]
-        assert world.lost.tolist() == [False, False, True, False]
-        assert world._length.tolist() == [1, 0, 0, 0]
+        world.vector_env.send([2])
+        assert world.vector_env.recv([2], 1) == [2]
+        assert world.vector_env.lost.tolist() == [False, False, True, False]
+        world.vector_env.collect_lost([0, 1])
+        assert world.vector_env.lost.tolist() == [True, False, True, False]
+        assert world.vector_env.episodes.length.tolist() == [0, 0, 0, 0]
+        world.vector_env.send([0])
+        assert world.vector_env.recv([0], 1) == [0]
+        assert world.vector_env.lost.tolist() == [False, False, True, False]
+        assert world.vector_env.episodes.length.tolist() == [1, 0, 0, 0]
 
 
 def children(pid):
@@ -246,14 +275,24 @@ def alive(pid):
 
 
 def shared_memory():
-    """What lies there, less the scenes of tests that run beside this one."""
+    """Names in /dev/shm, without the scenes of other tests."""
     return {name for name in os.listdir("/dev/shm") if not name.startswith("shoal-scenes-")}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_no_process_and_no_memory_is_left_behind(number, tmp_path):
+def test_no_process_and_no_shared_memory_outlives_a_run(number, tmp_path):
     before = shared_memory()
-    command = [sys.executable, "-m", "shoal", "train", f"{HERE}:Walk", "--batch", "processes", "--workers", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "shoal",
+        "train",
+        f"{HERE}:Walk",
+        "--vec-backend",
+        "processes",
+        "--num-workers",
+        "2",
+    ]
     flags = ["--num-envs", "4", "--total-steps", "1e8", "--eval-episodes", "0", "--run-dir", str(tmp_path / "run")]
     process = subprocess.Popen([*command, *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     lines = []

@@ -1,4 +1,4 @@
-"""Arrays that processes share: their space is reserved, and without room one sentence says so."""
+"""Shared arrays: their space is reserved, and an error names size and remedy if there is none."""
 
 import errno
 import gc
@@ -16,7 +16,7 @@ LAYOUT = {"a": ("float32", (1000, 3)), "b": ("uint8", (7,)), "none": ("bool", (0
 
 
 def full_after(monkeypatch, places):
-    """The first so many places have no room: the error that stands in for SIGBUS at the first write."""
+    """Make the first `places` reservations fail with ENOSPC."""
     asked = []
     reserve = os.posix_fallocate
 
@@ -31,7 +31,7 @@ def full_after(monkeypatch, places):
 
 
 @pytest.mark.parametrize("places", [0, 1, 2])
-def test_arrays_are_where_there_is_room(places, monkeypatch, recwarn):
+def test_arrays_use_the_first_place_with_space(places, monkeypatch, recwarn):
     asked = full_after(monkeypatch, places)
     before = set(os.listdir("/proc/self/fd"))
     arrays = SharedArrays(LAYOUT)
@@ -41,19 +41,19 @@ def test_arrays_are_where_there_is_room(places, monkeypatch, recwarn):
     again = SharedArrays(LAYOUT, os.dup(arrays.descriptor))
     assert (again["a"] == 1.5).all()
     assert os.fstat(arrays.descriptor).st_blocks * 512 >= 12_007  # reserved, not promised
-    told = [str(w.message) for w in recwarn.list]
-    assert len(told) == (places == 2)
-    if told:
-        assert f"{asked[0]:,} bytes" in told[0]
-        assert "--shm-size" in told[0]
+    messages = [str(w.message) for w in recwarn.list]
+    assert len(messages) == (places == 2)
+    if messages:
+        assert f"{asked[0]:,} bytes" in messages[0]
+        assert "--shm-size" in messages[0]
     for made in (again, arrays):
         made.close()
-    assert len(set(os.listdir("/proc/self/fd")) - before) <= 2  # the mappings', until the arrays are forgotten
+    assert len(set(os.listdir("/proc/self/fd")) - before) <= 2  # of the mappings, until the arrays are deleted
 
 
-def test_no_room_at_all_is_one_sentence_with_size_and_remedy(monkeypatch):
+def test_without_space_the_error_names_size_and_remedy(monkeypatch):
     asked = full_after(monkeypatch, 99)
-    gc.collect()  # of other tests
+    gc.collect()  # drops arrays of other tests
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ShoalError) as caught:
         SharedArrays(LAYOUT)
@@ -65,7 +65,7 @@ def test_no_room_at_all_is_one_sentence_with_size_and_remedy(monkeypatch):
         assert part in said
 
 
-def test_a_shared_memory_folder_that_cannot_be_written_is_passed_over(monkeypatch, tmp_path):
+def test_a_missing_shared_memory_folder_is_skipped(monkeypatch, tmp_path):
     monkeypatch.setattr(memory, "SHARED_MEMORY", str(tmp_path / "missing"))
     monkeypatch.delattr(os, "memfd_create")
     with pytest.warns(UserWarning, match="missing has no room for the .* bytes"):
@@ -74,7 +74,7 @@ def test_a_shared_memory_folder_that_cannot_be_written_is_passed_over(monkeypatc
     arrays.close()
 
 
-def test_scenes_on_their_way_go_where_more_is_free(monkeypatch, tmp_path):
+def test_scenes_are_passed_in_the_folder_with_more_free_space(monkeypatch, tmp_path):
     free = {prefetch.MEMORY: 64 * 2**20, tmp_path: 2**40}
     monkeypatch.setattr(prefetch, "temporary_folder", lambda: tmp_path)
     monkeypatch.setattr(prefetch, "_free", free.__getitem__)

@@ -3,7 +3,7 @@ import pytest
 from gymnasium import spaces
 
 from shoal.core.errors import ShoalError
-from shoal.host.packing import Choice, Numbers, pack_action, pack_observation
+from shoal.host.packing import ContinuousPart, DiscretePart, pack_action, pack_observation
 
 OBSERVATIONS = [
     spaces.Discrete(5),
@@ -16,7 +16,7 @@ OBSERVATIONS = [
 
 
 @pytest.mark.parametrize("space", OBSERVATIONS, ids=str)
-def test_packed_observations_are_what_gymnasium_flattens_to(space):
+def test_packed_observations_equal_gymnasium_s_flatten(space):
     packed = pack_observation(space)
     space.seed(3)
     for _ in range(20):
@@ -27,7 +27,7 @@ def test_packed_observations_are_what_gymnasium_flattens_to(space):
     assert sum(int(np.prod(shape)) for _, shape in packed.parts) in (0, packed.shape[0])
 
 
-def test_boxes_keep_their_shape_and_bytes_stay_bytes():
+def test_boxes_keep_their_shape_and_uint8_its_dtype():
     image, vector, scalar = (
         pack_observation(s)
         for s in (spaces.Box(0, 255, (8, 8, 3), np.uint8), spaces.Box(-2, 3, (4,), np.float64), spaces.Box(-1, 1, ()))
@@ -61,18 +61,18 @@ def test_every_row_is_an_action_of_the_space(space):
         assert space.contains(packed.read(row)), packed.read(row)
 
 
-def test_choices_and_numbers_reach_every_corner():
+def test_actions_reach_all_bounds_and_choices():
     packed = pack_action(spaces.Box(np.array([0.0, -5.0]), np.array([1.0, 5.0])))
-    assert packed.parts == (Numbers((2,), -1.0, 1.0),)
+    assert packed.parts == (ContinuousPart((2,), -1.0, 1.0),)
     np.testing.assert_allclose(packed.read(np.array([1.0, -1.0], np.float32)), [1.0, -5.0])
     multi = pack_action(spaces.MultiDiscrete([2, 5]))
-    assert multi.parts == (Choice((2, 5)),)
+    assert multi.parts == (DiscretePart((2, 5)),)
     assert {tuple(multi.read(row)) for row in multi.draw(np.random.default_rng(0), 300)} == {
         (a, b) for a in range(2) for b in range(5)
     }
 
 
-def test_what_cannot_be_stored_is_refused_by_name():
+def test_unsupported_spaces_are_refused_by_name():
     with pytest.raises(ShoalError, match="Text"):
         pack_observation(spaces.Dict(words=spaces.Text(5)))
     with pytest.raises(ShoalError, match="Sequence"):

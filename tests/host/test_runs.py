@@ -28,10 +28,10 @@ SHORT = dict(
 
 
 @pytest.mark.parametrize(
-    ("batch", "steps"), [("native", 60_000), pytest.param("processes", 120_000, marks=pytest.mark.slow)]
+    ("backend", "steps"), [("native", 60_000), pytest.param("processes", 120_000, marks=pytest.mark.slow)]
 )
-def test_cartpole_is_learned(batch, steps, tmp_path):
-    host = dict(batch=batch, schedule="lockstep")
+def test_cartpole_is_learned(backend, steps, tmp_path):
+    host = dict(vec_backend=backend, schedule="lockstep")
     run = shoal.train(
         "gym:CartPole-v1",
         total_steps=steps,
@@ -48,8 +48,8 @@ def episodes(run):
     return max(row.get("rollout/episodes", 0) for row in run.folder.metrics())
 
 
-def test_a_run_can_be_resumed_and_its_books_go_on(tmp_path):
-    host = dict(batch="processes", workers=2, schedule="alternating", phase=3)
+def test_a_resumed_run_continues_its_episode_totals(tmp_path):
+    host = dict(vec_backend="processes", num_workers=2, schedule="alternating", desync_steps=3)
     run = shoal.train(f"{HERE}:Walk", run_dir=tmp_path / "run", world_config=host, **SHORT)
     weights = torch.cat([p.flatten() for p in run.policies["agent"].parameters()]).clone()
     done = episodes(run)
@@ -60,7 +60,7 @@ def test_a_run_can_be_resumed_and_its_books_go_on(tmp_path):
 
 
 def test_resumed_envs_do_not_repeat_their_first_episodes():
-    job = make_job(f"{HERE}:Walk", world_config=dict(batch="serial", phase=0), **SHORT)
+    job = make_job(f"{HERE}:Walk", world_config=dict(vec_backend="serial", desync_steps=0), **SHORT)
     first = Trainer(job)
     shown = first.world.outputs.groups["agent"].observation.clone()
     again = Trainer(job)
@@ -70,25 +70,34 @@ def test_resumed_envs_do_not_repeat_their_first_episodes():
     assert torch.equal(carried, again.world.outputs.groups["agent"].observation)
 
 
-def test_pictures_are_the_env_s_own(tmp_path):
-    run = shoal.train(f"{HERE}:Walk", run_dir=tmp_path / "run", world_config=dict(batch="serial"), **SHORT)
+def test_pictures_come_from_the_env_s_render(tmp_path):
+    run = shoal.train(f"{HERE}:Walk", run_dir=tmp_path / "run", world_config=dict(vec_backend="serial"), **SHORT)
     path = record(run, tmp_path / "walk.png", envs=4, steps=3)
     picture = np.asarray(Image.open(path))
     assert picture.shape[0] > 400
     assert {0, 200} <= set(np.unique(picture).tolist())
 
 
-def test_two_teams_train_side_by_side(tmp_path):
-    run = shoal.train(f"{HERE}:Hunt", run_dir=tmp_path / "run", world_config=dict(batch="serial"), **SHORT)
+def test_two_groups_train_together(tmp_path):
+    run = shoal.train(f"{HERE}:Hunt", run_dir=tmp_path / "run", world_config=dict(vec_backend="serial"), **SHORT)
     assert set(run.policies) == {"hunter", "deer"}
     assert set(run.evaluate(episodes=3)) == {"hunter", "deer"}
 
 
 def test_flags_of_host_worlds_need_no_prefix():
-    flags = ["--env-kwargs", '{"g": 5.0}', "--workers", "3", "--schedule", "first-come", "--batch", "processes"]
-    job = parse_job("gym:Pendulum-v1", [*flags, "--phase", "7", "--no-pin"])
+    flags = [
+        "--env-kwargs",
+        '{"g": 5.0}',
+        "--num-workers",
+        "3",
+        "--schedule",
+        "first-come",
+        "--vec-backend",
+        "processes",
+    ]
+    job = parse_job("gym:Pendulum-v1", [*flags, "--desync-steps", "7", "--no-pin-threads"])
     config = job.world_config
-    assert (config.env_kwargs, config.workers, config.schedule, config.phase) == (
+    assert (config.env_kwargs, config.num_workers, config.schedule, config.desync_steps) == (
         '{"g": 5.0}',
         3,
         "first-come",
@@ -96,14 +105,14 @@ def test_flags_of_host_worlds_need_no_prefix():
     )
 
 
-def test_memory_is_told_without_starting_a_process():
-    told = estimate(make_job("gym:CartPole-v1", num_envs=32, device="cpu"))
-    assert told.num_envs == 32
-    assert told.rollout > 0
+def test_memory_is_estimated_without_starting_a_process():
+    estimated = estimate(make_job("gym:CartPole-v1", num_envs=32, device="cpu"))
+    assert estimated.num_envs == 32
+    assert estimated.rollout > 0
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["train", "gym:CartPole-v7"], "CartPole"),
         (["train", "gym:CartPole-v1", "--env-kwargs", "oops"], "JSON"),
@@ -113,10 +122,10 @@ def test_memory_is_told_without_starting_a_process():
         (["train", f"{HERE}:Broken"], "no such luck"),
     ],
 )
-def test_bad_input_is_one_sentence_and_exit_code_2(words, told, capsys, tmp_path, monkeypatch):
+def test_bad_input_is_one_sentence_and_exit_code_2(words, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(words) == 2
     errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("shoal:")]
     assert len(errors) == 1
-    assert told in errors[0]
+    assert message in errors[0]
     assert not (tmp_path / "runs").exists() or not any((tmp_path / "runs").iterdir())

@@ -13,9 +13,9 @@ HERE = Path(__file__).parent / "envs.py"
 
 
 def trainer(name="Walk", kwargs=None, **settings):
-    host = dict(batch="processes", workers=settings.pop("workers", 2), phase=5)
+    host = dict(vec_backend="processes", num_workers=settings.pop("num_workers", 2), desync_steps=5)
     host["schedule"] = settings.pop("schedule", "lockstep")
-    host["turns"] = settings.pop("turns", 2)
+    host["num_env_slices"] = settings.pop("num_env_slices", 2)
     host["env_kwargs"] = kwargs or {}
     settings = (
         dict(num_envs=6, rollout_steps=20, total_steps=10_000, num_minibatches=2, epochs=1, device="cpu") | settings
@@ -60,43 +60,43 @@ def test_all_schedules_make_the_same_experience(schedule, settings):
         dict(frame_stack=2, obs_dtype="bfloat16"),
         dict(rnn="lstm", rnn_size=8),
         dict(name="Push"),
-        dict(num_envs=8, workers=3),
-        dict(num_envs=8, workers=7),
+        dict(num_envs=8, num_workers=3),
+        dict(num_envs=8, num_workers=7),
     ],
-    ids=["truncated", "stacked", "short floats", "recurrent", "continuous", "two bunches each", "uneven"],
+    ids=["truncated", "stacked", "short floats", "recurrent", "continuous", "two slices each", "uneven"],
 )
-def test_envs_that_stand_at_different_steps_act_together(settings):
-    settings = dict(workers=6, kwargs=dict(truncate=True, delay=2e-3)) | settings
+def test_envs_at_different_steps_act_together(settings):
+    settings = dict(num_workers=6, kwargs=dict(truncate=True, delay=2e-3)) | settings
     for a, b in zip(experience("lockstep", **settings), experience("first-come", **settings), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("schedule", ["alternating", "first-come"])
-def test_envs_can_take_more_than_two_turns(schedule):
+def test_there_can_be_three_env_slices_per_worker(schedule):
     settings = dict(kwargs={"truncate": True}, time_limit=11)
-    in_three = experience(schedule, turns=3, **settings)
+    in_three = experience(schedule, num_env_slices=3, **settings)
     for a, b in zip(experience("lockstep", **settings), in_three, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-    with pytest.raises(ShoalError, match="--turns must be at least 2"):
-        trainer(schedule=schedule, turns=1)
-    with pytest.raises(ShoalError, match="--workers must be at most 4096"):
-        trainer(schedule=schedule, workers=10**6)
+    with pytest.raises(ShoalError, match="--num-env-slices must be at least 2"):
+        trainer(schedule=schedule, num_env_slices=1)
+    with pytest.raises(ShoalError, match="--num-workers must be at most 4096"):
+        trainer(schedule=schedule, num_workers=10**6)
 
 
 @pytest.mark.parametrize("schedule", ["lockstep", "alternating", "first-come"])
 def test_there_can_be_a_worker_for_every_env(schedule):
-    found = trainer(schedule=schedule, workers=6)
+    found = trainer(schedule=schedule, num_workers=6)
     with closing(found.world):
-        assert len(found.world.engine.workers) == len(found.world.bunches) == 6
+        assert len(found.world.vector_env.runner.workers) == len(found.world.vector_env.env_slices) == 6
         found.collect()
 
 
-def test_nothing_is_remembered_over_a_step_that_is_sat_out():
-    """Gymnasium's batch of cart-poles shows the last observation once more before a new episode begins."""
+def test_state_is_cleared_at_reset_only_steps():
+    """Gymnasium's native CartPole uses NEXT_STEP autoreset: the step after an episode's end only resets."""
     settings = dict(
         num_envs=8, rollout_steps=64, num_minibatches=2, epochs=1, total_steps=4096, device="cpu", compile="off"
     )
-    world = dict(batch="native", phase=0)
+    world = dict(vec_backend="native", desync_steps=0)
     stacked_up = Trainer(make_job("gym:CartPole-v1", frame_stack=3, world_config=world, **settings))
     core = Trainer(make_job("gym:CartPole-v1", rnn="gru", rnn_size=8, world_config=world, **settings))
     with closing(stacked_up.world), closing(core.world):
@@ -110,7 +110,7 @@ def test_nothing_is_remembered_over_a_step_that_is_sat_out():
         sat = ~rollout.alive[:-1, :, 0]
         assert sat.sum() > 8
         assert rollout.terminated[sat].all()
-        # A learner goes through the rows as the policy did: the probabilities are those it acted by.
+        # The learner's pass over the rows gives the log-probabilities that the policy acted with.
         policy, ended = core.policies["agent"], rollout.terminated | rollout.truncated
         parameters, _ = policy.sequence(
             rollout.observation[:-1].flatten(0, 2), rollout.rnn_state[0].flatten(0, 1), ended
@@ -120,7 +120,7 @@ def test_nothing_is_remembered_over_a_step_that_is_sat_out():
         torch.testing.assert_close(found[alive], rollout.log_prob.flatten()[alive], atol=1e-5, rtol=0)
 
 
-def test_a_rollout_is_what_the_envs_did():
+def test_a_rollout_holds_what_the_envs_did():
     found = trainer(schedule="alternating", kwargs={"truncate": True}, time_limit=9)
     with closing(found.world):
         for _ in range(3):
@@ -143,7 +143,7 @@ def test_a_rollout_is_what_the_envs_did():
             assert slots.sum() > 4
 
 
-def test_auto_measures_and_says_why():
+def test_auto_times_the_schedules_and_reports_them():
     found = trainer(schedule="auto")
     with closing(found.world):
         assert found.collector.schedule in ("lockstep", "alternating", "first-come")
@@ -153,14 +153,14 @@ def test_auto_measures_and_says_why():
         found.iterate()
 
 
-def test_an_env_that_is_cut_off_more_often_than_its_limit_allows_is_named():
+def test_an_env_that_truncates_more_often_than_its_limit_is_named():
     import gymnasium
 
     from tests.host.envs import Walk
 
     gymnasium.register("Walk-v0", Walk, max_episode_steps=30)
     settings = dict(num_envs=4, rollout_steps=20, device="cpu", num_minibatches=2)
-    host = dict(batch="serial", env_kwargs={"truncate": True, "longest": 3}, phase=0)
-    with pytest.raises(ShoalError, match="--own-truncation"):
+    host = dict(vec_backend="serial", env_kwargs={"truncate": True, "longest": 3}, desync_steps=0)
+    with pytest.raises(ShoalError, match="--env-truncates"):
         Trainer(make_job("gym:Walk-v0", world_config=host, **settings)).collect()
-    Trainer(make_job("gym:Walk-v0", world_config=host | dict(own_truncation=True), **settings)).collect()
+    Trainer(make_job("gym:Walk-v0", world_config=host | dict(env_truncates=True), **settings)).collect()

@@ -12,7 +12,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.spaces import Discrete, Mixed
 from shoal.core.world_loading import world_class
 from shoal.draw.canvas import Canvas
-from shoal.host.native import pack_seeds
+from shoal.host.vector_env import env_seeds
 from tests.host.envs import Hunt, Walk
 
 HERE = Path(__file__).parent / "envs.py"
@@ -21,7 +21,7 @@ HERE = Path(__file__).parent / "envs.py"
 def make(name, num_envs, **more):
     cls = world_class(name)
     inside = {key: more.pop(key) for key in ("time_limit", "action_repeat") if key in more}
-    return cls(num_envs, "cpu", cls.Config(**{"phase": 0, "workers": 2, **more}), **inside)
+    return cls(num_envs, "cpu", cls.Config(**{"desync_steps": 0, "num_workers": 2, **more}), **inside)
 
 
 def own(name, num_envs, **settings):
@@ -29,11 +29,11 @@ def own(name, num_envs, **settings):
 
 
 class Twin:
-    """The same envs, stepped plainly."""
+    """The same envs, stepped in a plain loop."""
 
     def __init__(self, envs, seed, limit=None):
         self.envs, self.limit = envs, limit
-        seeds = pack_seeds(seed, 0, len(envs))
+        seeds = env_seeds(seed, 0, len(envs))
         self.seen = [env.reset(seed=int(s))[0] for env, s in zip(envs, seeds, strict=True)]
         self.length = [0] * len(envs)
 
@@ -51,10 +51,10 @@ class Twin:
         return [np.array(column) for column in zip(*rows, strict=True)]
 
 
-@pytest.mark.parametrize("batch", ["serial", "processes"])
+@pytest.mark.parametrize("backend", ["serial", "processes"])
 @pytest.mark.parametrize("schedule", ["lockstep", "auto"])
-def test_envs_do_what_they_do_alone(batch, schedule):
-    world = make("gym:CartPole-v1", 7, time_limit=15, batch=batch, schedule=schedule)
+def test_envs_do_what_they_do_alone(backend, schedule):
+    world = make("gym:CartPole-v1", 7, time_limit=15, vec_backend=backend, schedule=schedule)
     twin = Twin([gym.make("CartPole-v1").unwrapped for _ in range(7)], seed=3, limit=15)
     np.testing.assert_array_equal(world.reset(3).groups["agent"].observation[:, 0], np.array(twin.seen))
     random = np.random.default_rng(0)
@@ -78,7 +78,10 @@ def test_envs_do_what_they_do_alone(batch, schedule):
 
 
 def test_an_env_does_not_depend_on_its_neighbors_or_workers():
-    few, many = own("Walk", 2, batch="processes", workers=1), own("Walk", 9, batch="processes", workers=2)
+    few, many = (
+        own("Walk", 2, vec_backend="processes", num_workers=1),
+        own("Walk", 9, vec_backend="processes", num_workers=2),
+    )
     few.reset(5)
     many.reset(5)
     for t in range(30):
@@ -90,7 +93,7 @@ def test_an_env_does_not_depend_on_its_neighbors_or_workers():
 
 
 def test_the_registry_s_time_limit_truncates():
-    world = make("gym:Pendulum-v1", 2, batch="serial")
+    world = make("gym:Pendulum-v1", 2, vec_backend="serial")
     assert world.time_limit == 200
     world.reset(0)
     for t in range(200):
@@ -100,9 +103,9 @@ def test_the_registry_s_time_limit_truncates():
 
 
 def test_action_repeat_adds_rewards_up_and_stops_at_the_end():
-    world = own("Walk", 3, batch="serial", action_repeat=4)
+    world = own("Walk", 3, vec_backend="serial", action_repeat=4)
     twins = [Walk() for _ in range(3)]
-    for env, seed in zip(twins, pack_seeds(2, 0, 3), strict=True):
+    for env, seed in zip(twins, env_seeds(2, 0, 3), strict=True):
         env.reset(seed=int(seed))
     world.reset(2)
     for _ in range(12):
@@ -120,7 +123,7 @@ def test_action_repeat_adds_rewards_up_and_stops_at_the_end():
 
 
 def test_hold_and_restart_touch_only_the_envs_they_name():
-    world = own("Walk", 4, batch="processes")
+    world = own("Walk", 4, vec_backend="processes")
     world.reset(1)
     before = world.outputs.groups["agent"].observation.clone()
     held = torch.tensor([True, False, True, False])
@@ -136,21 +139,21 @@ def test_hold_and_restart_touch_only_the_envs_they_name():
     world.close()
 
 
-def test_envs_start_out_of_phase_the_same_way_every_time():
+def test_desync_is_reproducible():
     shown = []
     for workers in (1, 2):
-        world = own("Walk", 16, batch="processes", phase=10, workers=workers)
+        world = own("Walk", 16, vec_backend="processes", desync_steps=10, num_workers=workers)
         world.reset(4)
         shown.append(world.outputs.groups["agent"].observation.clone())
         world.close()
     assert torch.equal(*shown)
     assert len(shown[0][:, 0, 1].unique()) > 3
-    assert int(world_class("gym:CartPole-v1").for_evaluation(world.config).phase) == 0
+    assert int(world_class("gym:CartPole-v1").for_evaluation(world.config).desync_steps) == 0
 
 
-@pytest.mark.parametrize("batch", ["native", "processes"])
-def test_episodes_before_the_first_step_are_not_counted(batch):
-    world = make("gym:CartPole-v1", 8, batch=batch, phase=100)
+@pytest.mark.parametrize("backend", ["native", "processes"])
+def test_episodes_before_the_first_step_are_not_counted(backend):
+    world = make("gym:CartPole-v1", 8, vec_backend=backend, desync_steps=100)
     world.reset(0)
     stats = world.statistics()
     assert int(stats.episodes.sum()) == int(stats.length_sum.sum()) == 0
@@ -158,7 +161,7 @@ def test_episodes_before_the_first_step_are_not_counted(batch):
 
 
 def test_arguments_of_envs():
-    world = own("Walk", 8, env_kwargs={"longest": 3, "truncate": True}, batch="serial")
+    world = own("Walk", 8, env_kwargs={"longest": 3, "truncate": True}, vec_backend="serial")
     world.reset(0)
     for _ in range(3):
         out = world.step(torch.zeros(8, 1, dtype=torch.int32))
@@ -170,7 +173,7 @@ def test_arguments_of_envs():
 
 
 def test_dicts_and_mixed_actions():
-    world = own("Picnic", 3, batch="processes")
+    world = own("Picnic", 3, vec_backend="processes")
     group = world.groups[0]
     assert isinstance(group.action, Mixed)
     assert [name for name, _ in group.observation.parts] == ["place", "bag.0", "bag.1", "kind"]
@@ -183,14 +186,14 @@ def test_dicts_and_mixed_actions():
 
 
 def test_a_parallel_environment_against_a_plain_loop():
-    world = own("Hunt", 5, batch="processes")
+    world = own("Hunt", 5, vec_backend="processes")
     assert [(g.name, g.agents, g.action) for g in world.groups] == [
         ("hunter", 2, Discrete(2)),
         ("deer", 1, Discrete(4)),
     ]
     out = world.reset(9)
     twins = [Hunt() for _ in range(5)]
-    seen = [env.reset(seed=int(s))[0] for env, s in zip(twins, pack_seeds(9, 0, 5), strict=True)]
+    seen = [env.reset(seed=int(s))[0] for env, s in zip(twins, env_seeds(9, 0, 5), strict=True)]
     random = np.random.default_rng(1)
     ends = 0
     for _ in range(40):
@@ -220,17 +223,17 @@ def test_a_parallel_environment_against_a_plain_loop():
     world.close()
 
 
-def test_looking_at_a_world_starts_no_process():
-    world = own("Walk", 4, batch="processes")
+def test_reading_the_groups_of_a_world_starts_no_process():
+    world = own("Walk", 4, vec_backend="processes")
     assert world.groups[0].observation.shape == (3,)
-    assert world.engine is None
+    assert world._vector_env is None
     with pytest.raises(ShoalError, match="before reset"):
         world.step(torch.zeros(4, 1, dtype=torch.int32))
     world.close()
 
 
 def test_steps_after_close_and_wrong_actions_are_refused():
-    world = own("Walk", 2, batch="serial")
+    world = own("Walk", 2, vec_backend="serial")
     world.reset(0)
     with pytest.raises(ShoalError, match="shape"):
         world.step(torch.zeros(3, 1, dtype=torch.int32))
@@ -242,7 +245,7 @@ def test_steps_after_close_and_wrong_actions_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("gym:CartPole-v9", "CartPole"),
         ("gym:CartPol-v1", "did you mean 'CartPole-v1'"),
@@ -251,9 +254,9 @@ def test_steps_after_close_and_wrong_actions_are_refused():
         ("ale:pongg", "did you mean 'pong'"),
     ],
 )
-def test_unknown_names_get_the_nearest_one(name, told):
+def test_unknown_names_get_the_nearest_one(name, message):
     pytest.importorskip("ale_py" if name.startswith("ale") else "pettingzoo" if name.startswith("zoo") else "gymnasium")
-    with pytest.raises(ShoalError, match=told):
+    with pytest.raises(ShoalError, match=message):
         make(name, 1)
 
 
@@ -261,7 +264,7 @@ def test_a_missing_library_is_one_sentence_with_the_extra_that_installs_it(monke
     monkeypatch.setitem(sys.modules, "mujoco", None)
     with pytest.raises(ShoalError, match=r"^gym:HalfCheetah-v5 needs mujoco, .*: pip install 'shoal\[mujoco\]'\.$"):
         make("gym:HalfCheetah-v5", 1)
-    world = make("gym:CartPole-v1", 1, batch="serial", render=True)
+    world = make("gym:CartPole-v1", 1, vec_backend="serial", render=True)
     world.reset(0)
     monkeypatch.setitem(sys.modules, "pygame", None)
     with pytest.raises(ShoalError, match=r"^A picture of gym:CartPole-v1 needs pygame, .* 'shoal\[gym\]'\.$"):
@@ -275,10 +278,10 @@ def test_an_environment_that_cannot_be_made_says_why():
         cls.groups_of(cls.Config())
 
 
-def test_the_native_batch_of_cartpole_sits_one_step_out_after_each_end():
-    world = make("gym:CartPole-v1", 16, batch="native", schedule="lockstep")
+def test_the_native_batch_of_cartpole_has_reset_only_steps():
+    world = make("gym:CartPole-v1", 16, vec_backend="native", schedule="lockstep")
     world.reset(0)
-    assert "native" in world.describe()
+    assert "native" in world.vector_env.runner.describe()
     sits = torch.zeros(16, dtype=torch.bool)
     for t in range(120):
         out = world.step(torch.full((16, 1), t % 2, dtype=torch.int32))
@@ -306,7 +309,7 @@ def test_config_survives_json():
     assert json.loads(config.env_kwargs) == {"a": 1}
 
 
-def test_envpool_sits_one_step_out_too_and_repeats_itself():
+def test_envpool_has_reset_only_steps_and_is_reproducible():
     pytest.importorskip("envpool")
     seen = []
     for _ in range(2):
@@ -321,4 +324,4 @@ def test_envpool_sits_one_step_out_too_and_repeats_itself():
         world.close()
     assert torch.equal(*seen)
     with pytest.raises(ShoalError, match="native batch only"):
-        make("envpool:CartPole-v1", 2, batch="processes").reset(0)
+        make("envpool:CartPole-v1", 2, vec_backend="processes").reset(0)

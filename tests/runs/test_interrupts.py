@@ -22,8 +22,8 @@ HANGS = {
     "in native code": ["Stuck", "--world.native"],
     "asynchronous": ["Stuck", "--asynchronous"],
     "A3C": ["Stuck", "--algo", "a3c", "--actors", "2"],
-    "in an env of this process": ["StuckEnv", "--batch", "serial", "--schedule", "lockstep"],
-    "in a worker process": ["StuckEnv", "--batch", "processes", "--workers", "2", "--schedule", "lockstep"],
+    "in an env of this process": ["StuckEnv", "--vec-backend", "serial", "--schedule", "lockstep"],
+    "in a worker process": ["StuckEnv", "--vec-backend", "processes", "--num-workers", "2", "--schedule", "lockstep"],
     "in several processes": ["Stuck", "--processes", "2"],
 }
 

@@ -127,7 +127,9 @@ def test_large_numbers_may_be_written_with_an_exponent():
     assert make_job("cartpole", total_steps=1e6).run.total_steps == 1_000_000
 
 
-@pytest.mark.parametrize(("name", "config"), [("pendulum", {}), ("gym:Pendulum-v1", dict(batch="serial", phase=0))])
+@pytest.mark.parametrize(
+    ("name", "config"), [("pendulum", {}), ("gym:Pendulum-v1", dict(vec_backend="serial", desync_steps=0))]
+)
 def test_a_time_limit_counts_policy_decisions(name, config):
     """20 choices of 4 steps each, whether a wrapper repeats them or the world itself."""
     world = make_world(make_job(name, num_envs=1, device="cpu", time_limit=20, action_repeat=4, world_config=config))

@@ -50,12 +50,16 @@ CELLS = {
     "td3": Cell("pendulum", f"--algo td3 {Q}", 20_000),
     "sac": Cell("pendulum", f"--algo sac {Q}", 15_000),
     "pointnav": Cell("pointnav", "--algo ppo", 20_000, num_envs=16, equal=False),
-    "host-lockstep": Cell("gym:CartPole-v1", "--batch processes --schedule lockstep", 60_000, 16, 32, equal=False),
-    "host-alternating": Cell(
-        "gym:CartPole-v1", "--batch processes --schedule alternating", 60_000, 16, 32, equal=False
+    "host-lockstep": Cell(
+        "gym:CartPole-v1", "--vec-backend processes --schedule lockstep", 60_000, 16, 32, equal=False
     ),
-    "host-first-come": Cell("gym:CartPole-v1", "--batch processes --schedule first-come", 60_000, 16, 32, equal=False),
-    "host-native": Cell("gym:CartPole-v1", "--batch native", 100_000, 16, 32, equal=False),
-    "host-appo": Cell("gym:CartPole-v1", "--algo appo --batch processes", 60_000, 16, 32, equal=False),
-    "host-2-processes": Cell("gym:CartPole-v1", "--batch processes --processes 2", 40_000, 16, 32, equal=False),
+    "host-alternating": Cell(
+        "gym:CartPole-v1", "--vec-backend processes --schedule alternating", 60_000, 16, 32, equal=False
+    ),
+    "host-first-come": Cell(
+        "gym:CartPole-v1", "--vec-backend processes --schedule first-come", 60_000, 16, 32, equal=False
+    ),
+    "host-native": Cell("gym:CartPole-v1", "--vec-backend native", 100_000, 16, 32, equal=False),
+    "host-appo": Cell("gym:CartPole-v1", "--algo appo --vec-backend processes", 60_000, 16, 32, equal=False),
+    "host-2-processes": Cell("gym:CartPole-v1", "--vec-backend processes --processes 2", 40_000, 16, 32, equal=False),
 }

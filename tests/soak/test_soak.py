@@ -29,7 +29,7 @@ def test_runs_leave_no_descriptors_and_threads_behind(tmp_path):
         for world, more in {
             "cartpole": dict(algo="appo"),
             "pendulum": dict(algo="sac", batch_size=16, learning_starts=16, buffer_size=256),
-            "gym:CartPole-v1": dict(world_config=dict(batch="processes", workers=1)),
+            "gym:CartPole-v1": dict(world_config=dict(vec_backend="processes", num_workers=1)),
         }.items():
             shoal.train(world, run_dir=tmp_path / f"{world[:4]}{number}", **(small | more))
         gc.collect()

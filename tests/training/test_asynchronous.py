@@ -176,7 +176,7 @@ def test_lag_is_reported_and_within_its_limit(max_policy_lag):
 @pytest.mark.parametrize("schedule", ["lockstep", "alternating", "first-come"])
 def test_players_get_newer_weights_in_the_middle_of_a_rollout(schedule):
     """The first rollout is learned from while the second is half made, whose later steps then know of it."""
-    host = dict(schedule=schedule, batch="processes", workers=3, phase=0)
+    host = dict(schedule=schedule, vec_backend="processes", num_workers=3, desync_steps=0)
     settings = {
         **SMALL,
         "rollout_steps": 20,
@@ -186,17 +186,17 @@ def test_players_get_newer_weights_in_the_middle_of_a_rollout(schedule):
         "compile": "off",
     }
     trainer = AsyncTrainer(make_job("gym:CartPole-v1", algo="appo", world_config=host, **settings))
-    learn, send, half = trainer.learn, trainer.world.send, threading.Event()
+    learn, send, half = trainer.learn, trainer.world.vector_env.send, threading.Event()
     trainer.world.reset(0)
-    bunches = trainer.world.bunches
-    sent = [0] * len(bunches)
+    env_slices = trainer.world.vector_env.env_slices
+    sent = [0] * len(env_slices)
 
     def send_and_see(which):
         send(which)
         if not half.is_set():
-            for bunch in which:
-                sent[bunch] += 1
-            if sum(sent) >= 1.5 * 20 * len(bunches):
+            for index in which:
+                sent[index] += 1
+            if sum(sent) >= 1.5 * 20 * len(env_slices):
                 half.set()
                 with trainer._changed:
                     assert trainer._changed.wait_for(lambda: trainer.iteration == 1, 30)
@@ -213,7 +213,7 @@ def test_players_get_newer_weights_in_the_middle_of_a_rollout(schedule):
             found, _ = policy.head.log_prob_and_entropy(policy.distribution(seen), action)
         return found.view(20, 8)
 
-    trainer.world.send, trainer.learn = send_and_see, learn_late
+    trainer.world.vector_env.send, trainer.learn = send_and_see, learn_late
     policy, rollout = trainer.policies["agent"], trainer.learners["agent"].rollout
     first = {name: value.clone() for name, value in policy.state_dict().items()}
     try:
@@ -225,7 +225,7 @@ def test_players_get_newer_weights_in_the_middle_of_a_rollout(schedule):
         trainer.close()
     made, old, new = rollout.log_prob[..., 0], log_probs(first), log_probs(then)
     assert (old - new).abs().mean() > 0.01
-    for rows, steps in zip(bunches, sent, strict=True):
+    for rows, steps in zip(env_slices, sent, strict=True):
         half_way = steps - 20  # in the second rollout; the step under way may have come just before the weights
         torch.testing.assert_close(made[:half_way, rows], old[:half_way, rows])
         torch.testing.assert_close(made[half_way + 1 :, rows], new[half_way + 1 :, rows])

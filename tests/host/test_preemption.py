@@ -1,4 +1,4 @@
-"""Rollouts that end before they are full: what was made of them is learned from, and episodes go on in the next one."""
+"""Preempted rollouts: their steps are learned from, and episodes continue in the next rollout."""
 
 from contextlib import closing
 from pathlib import Path
@@ -13,7 +13,7 @@ from shoal.core.errors import ShoalError
 from shoal.host.world import HostWorld
 from shoal.runs.jobs import make_job
 from shoal.training.memory_estimate import estimate
-from shoal.training.processes import Communicator, FinishLine
+from shoal.training.processes import Communicator, Preemption
 from shoal.training.trainer import Trainer
 from tests.host.envs import Walk
 
@@ -23,47 +23,47 @@ gymnasium.register("Strider-v0", Walk, max_episode_steps=30)
 SCHEDULES = ("lockstep", "alternating", "first-come")
 
 
-class Gong:
-    """In place of a finish line: it is passed when asked for the so-manieth time in a rollout, if ever."""
+class ScriptedPreemption:
+    """Requests preemption the n-th time it is asked in a rollout; `asks` has n for each rollout, or None for never."""
 
     def __init__(self, *asks: int | None):
         self.asks, self.count, self.rollout = asks, 0, 0
 
-    def passed(self) -> bool:
+    def requested(self) -> bool:
         self.count += 1
         at = self.asks[self.rollout % len(self.asks)]
         return at is not None and self.count >= at
 
-    def cross(self) -> None:
+    def finish(self) -> None:
         self.count, self.rollout = 0, self.rollout + 1
 
 
-def trainer(gong=None, schedule="lockstep", name="Walk", kwargs=None, batch="serial", **settings) -> Trainer:
-    host = dict(batch=batch, workers=2, schedule=schedule, phase=5, env_kwargs=kwargs or {})
+def trainer(preemption=None, schedule="lockstep", name="Walk", kwargs=None, backend="serial", **settings) -> Trainer:
+    host = dict(vec_backend=backend, num_workers=2, schedule=schedule, desync_steps=5, env_kwargs=kwargs or {})
     default = dict(num_envs=ENVS, rollout_steps=STEPS, total_steps=10_000, num_minibatches=1, epochs=1, device="cpu")
     if settings.get("algo", "ppo") != "ppo":
         del default["num_minibatches"], default["epochs"]
     default["cut_short"] = 0.5
     made = Trainer(make_job(name if ":" in name else f"{HERE}:{name}", world_config=host, **default | settings))
     collector: Any = made.collector
-    collector.line, serve = gong or collector.line, collector._serve
+    collector.preemption, run = preemption or collector.preemption, collector._run_schedule
 
-    def spied(*given):
-        collector.bunches_made = serve(*given)
-        return collector.bunches_made
+    def spied(*args):
+        collector.steps_made = run(*args)
+        return collector.steps_made
 
-    collector._serve = spied
+    collector._run_schedule = spied
     return made
 
 
 def rows(tensor: torch.Tensor | None, start: int, count: int, envs) -> torch.Tensor:
-    """Some rows of some envs; nothing of what is not there."""
+    """Some rows of some envs; empty if the tensor is None."""
     return torch.zeros(0) if tensor is None else tensor[start : start + count, envs].clone()
 
 
 def ends(made: Any) -> list[tuple[slice, int]]:
-    """How many steps each bunch has made."""
-    return list(zip(made.world.bunches, made.collector.bunches_made, strict=True))
+    """Rows and steps of each env slice in the last rollout."""
+    return list(zip(made.world.vector_env.env_slices, made.collector.steps_made, strict=True))
 
 
 KINDS = {
@@ -72,18 +72,21 @@ KINDS = {
     "stacked": dict(kwargs={"truncate": True}, frame_stack=3, time_limit=12, normalize_obs=True),
     "recurrent": dict(rnn="lstm", rnn_size=8, kwargs={"truncate": True}),
     "groups": dict(name="Hunt"),
-    "nobody leaves": dict(kwargs={"longest": 40}),
+    "no alive flags": dict(kwargs={"longest": 40}),
 }
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_cut_rollout_is_the_beginning_of_a_whole_one(schedule, kind, monkeypatch):
-    """And to a learner it is what a shorter one would be; the next one goes on where it stopped."""
-    if kind == "nobody leaves":
-        monkeypatch.setattr(HostWorld, "_loses", classmethod(lambda cls, config: False))
+def test_a_preempted_rollout_is_the_beginning_of_a_whole_one(schedule, kind, monkeypatch):
+    """To a learner it equals a shorter rollout; the next rollout continues where it stopped."""
+    if kind == "no alive flags":
+        monkeypatch.setattr(HostWorld, "writes_alive", False)
     close = dict(rtol=1e-4, atol=1e-5) if schedule == "first-come" else dict(rtol=0, atol=0)
-    cut, whole = trainer(Gong(4), schedule, **KINDS[kind]), trainer(Gong(None), schedule, **KINDS[kind])
+    cut, whole = (
+        trainer(ScriptedPreemption(4), schedule, **KINDS[kind]),
+        trainer(ScriptedPreemption(None), schedule, **KINDS[kind]),
+    )
     with closing(cut), closing(whole):
         cut.collect()
         whole.collect()
@@ -93,7 +96,7 @@ def test_a_cut_rollout_is_the_beginning_of_a_whole_one(schedule, kind, monkeypat
         for envs, k in made:
             assert k == LEAST + 3 or (schedule == "first-come" and LEAST <= k < STEPS)
             if k not in short:
-                short[k] = trainer(Gong(None), "lockstep", **KINDS[kind] | dict(rollout_steps=k))
+                short[k] = trainer(ScriptedPreemption(None), "lockstep", **KINDS[kind] | dict(rollout_steps=k))
                 short[k].collect()
             for name, a in cut.collector.rollouts.items():
                 b, c = whole.collector.rollouts[name], short[k].collector.rollouts[name]
@@ -106,7 +109,7 @@ def test_a_cut_rollout_is_the_beginning_of_a_whole_one(schedule, kind, monkeypat
                 assert (a.terminated | a.truncated)[k - 1, envs].all()
                 assert not (a.terminated | a.truncated)[k:, envs].any()
                 assert not a.alive[k:STEPS, envs].any()
-                # Where it stopped: what the whole rollout saw then, and what a shorter one hands on.
+                # Carried-over rows equal the whole rollout's at that step, and those of a shorter rollout.
                 for other, row in ((b, k), (c, k)):
                     torch.testing.assert_close(
                         rows(a.observation, STEPS, a.stack, envs), rows(other.observation, row, a.stack, envs)
@@ -127,7 +130,7 @@ def test_a_cut_rollout_is_the_beginning_of_a_whole_one(schedule, kind, monkeypat
         for each in short.values():
             each.close()
         before = {name: r.observation[STEPS:].clone() for name, r in cut.collector.rollouts.items()}
-        cut.collector.line = Gong(None)
+        cut.collector.preemption = ScriptedPreemption(None)
         cut.collect()
         for name, r in cut.collector.rollouts.items():
             assert torch.equal(r.observation[: r.stack], before[name])
@@ -137,11 +140,11 @@ def test_a_cut_rollout_is_the_beginning_of_a_whole_one(schedule, kind, monkeypat
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_episodes_go_on_through_rollouts_that_are_cut(schedule):
-    """Row after row, the envs walk on; statistics and what rewards are scaled by do not notice."""
-    gong = Gong(1, None, 9, 2)
-    batch = "processes" if schedule == "first-come" else "serial"
-    found = trainer(gong, schedule, kwargs={"longest": 30}, batch=batch, normalize_reward=True, gamma=0.9)
+def test_episodes_continue_through_preempted_rollouts(schedule):
+    """Preemption changes neither the envs' transitions nor statistics nor running returns."""
+    preemption = ScriptedPreemption(1, None, 9, 2)
+    backend = "processes" if schedule == "first-come" else "serial"
+    found = trainer(preemption, schedule, kwargs={"longest": 30}, backend=backend, normalize_reward=True, gamma=0.9)
     with closing(found):
         seen, rewards, over = ([[] for _ in range(ENVS)] for _ in range(3))
         for _ in range(8):
@@ -187,15 +190,15 @@ def test_episodes_go_on_through_rollouts_that_are_cut(schedule):
         ("lockstep", "gym:Strider-v0", True),
     ],
 )
-def test_a_replay_bootstraps_where_rollouts_were_cut(schedule, name, prioritized):
-    """Windows end there with what was seen next, stacks reach back over the gap, and nothing in it is drawn."""
+def test_a_replay_bootstraps_where_rollouts_were_preempted(schedule, name, prioritized):
+    """n-step windows end there with the next observation, stacks reach back over the gap, and no row in it is drawn."""
     n, gamma = 3, 0.9
     blocks = 6
     settings = dict(algo="dqn", n_step=n, gamma=gamma, prioritized=prioritized, frame_stack=2)
     settings |= dict(buffer_size=blocks * STEPS * ENVS)
-    batch = "processes" if schedule == "first-come" else "serial"
-    settings |= dict(batch=batch, learning_starts=10_000)
-    found = trainer(Gong(2, 8), schedule, name, kwargs={"longest": 30}, **settings)
+    backend = "processes" if schedule == "first-come" else "serial"
+    settings |= dict(backend=backend, learning_starts=10_000)
+    found = trainer(ScriptedPreemption(2, 8), schedule, name, kwargs={"longest": 30}, **settings)
     with closing(found):
         made, cut = torch.zeros(blocks, STEPS, ENVS, dtype=torch.bool), torch.zeros(blocks, ENVS, dtype=torch.bool)
         for i in range(2 * blocks + 2):
@@ -226,7 +229,7 @@ def test_a_replay_bootstraps_where_rollouts_were_cut(schedule, name, prioritized
         assert crossed > 10
 
 
-def test_memory_of_rollouts_that_may_be_cut_is_told():
+def test_memory_of_preemptible_rollouts_is_estimated():
     found = []
     for share in (0.0, 0.5):
         made = trainer(name="gym:Strider-v0", sync_frac=share)
@@ -236,7 +239,7 @@ def test_memory_of_rollouts_that_may_be_cut_is_told():
     assert found[1][0] - found[0][0] == found[1][1] - found[0][1] > 0
 
 
-def test_alone_nothing_is_cut():
+def test_one_process_is_never_preempted():
     made = trainer()
     with closing(made):
         made.iterate()
@@ -244,23 +247,27 @@ def test_alone_nothing_is_cut():
 
 
 @pytest.mark.parametrize("kind", ["memory", "file"])
-def test_the_line_is_passed_when_enough_have_crossed_it(kind, tmp_path):
+def test_preemption_is_requested_once_enough_processes_have_finished(kind, tmp_path):
     file = tmp_path / "store"
     stores: Any = [dist.FileStore(str(file), 5) for _ in range(5)] if kind == "file" else [dist.HashStore()] * 5
-    lines = [FinishLine(store, "key", 0.6, 5) for store in stores]
+    preemptions = [Preemption(store, "key", 0.6, 5) for store in stores]
     for _ in range(3):
-        for i, line in enumerate(lines):
-            assert line.passed() == (i >= 3)
-            line.cross()
+        for i, preemption in enumerate(preemptions):
+            assert preemption.requested() == (i >= 3)
+            preemption.finish()
         size = file.stat().st_size if kind == "file" else 0
-        assert not any(line.passed() for line in lines)
-        assert kind == "memory" or file.stat().st_size == size, "to ask writes nothing"
-    assert [FinishLine(None, "", share, size).enough for share, size in ((0.7, 10), (0.6, 2), (0.1, 4))] == [7, 1, 1]
-    assert Communicator().finish_line(0.0) is None
+        assert not any(preemption.requested() for preemption in preemptions)
+        assert kind == "memory" or file.stat().st_size == size, "requested() writes nothing"
+    assert [Preemption(None, "", fraction, size).enough for fraction, size in ((0.7, 10), (0.6, 2), (0.1, 4))] == [
+        7,
+        1,
+        1,
+    ]
+    assert Communicator().preemption(0.0) is None
 
 
 @pytest.mark.parametrize(
-    ("world", "settings", "told"),
+    ("world", "settings", "message"),
     [
         ("cartpole", dict(sync_frac=0.6), "for envs on the host"),
         ("gym:CartPole-v1", dict(sync_frac=1.0), "below 1"),
@@ -268,14 +275,14 @@ def test_the_line_is_passed_when_enough_have_crossed_it(kind, tmp_path):
         ("gym:CartPole-v1", dict(sync_frac=0.6, algo="r2d2"), "sequences"),
     ],
 )
-def test_where_nothing_can_be_cut_it_is_refused(world, settings, told):
-    with pytest.raises(ShoalError, match=told):
+def test_preemption_is_refused_where_it_cannot_work(world, settings, message):
+    with pytest.raises(ShoalError, match=message):
         make_job(world, device="cpu", **settings)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_short_rollout_of_a_long_stack_has_no_room_for_a_cut(schedule):
-    found = trainer(Gong(1), schedule, frame_stack=8, rollout_steps=8)
+def test_a_rollout_as_long_as_the_frame_stack_cannot_be_preempted(schedule):
+    found = trainer(ScriptedPreemption(1), schedule, frame_stack=8, rollout_steps=8)
     with closing(found):
         found.collect()
         assert {k for _, k in ends(found)} == {8}

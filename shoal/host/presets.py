@@ -1,4 +1,4 @@
-"""Settings that are known to learn, by environment; everything else starts from those of its kind."""
+"""Tuned settings of environments; all others start from `VECTOR`, Atari games from `ATARI`."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ ATARI_Q = dict(
     target_update_interval=500,
     learning_starts=50_000,
 )
-"""What DQN and Rainbow share on Atari: an update for every eight steps and a new target network every 4,000."""
+"""DQN and Rainbow on Atari: an update per 8 env steps, a new target network every 4,000."""
 
 ATARI: dict[str, dict[str, Any]] = {
     "common": dict(
@@ -30,7 +30,7 @@ ATARI: dict[str, dict[str, Any]] = {
     "gpu": dict(num_envs=64, world=dict(schedule="alternating")),
     "ppo": dict(epochs=4, num_minibatches=8, clip_range=0.2),
     "a2c": dict(rollout_steps=8, lr=7e-4),
-    "appo_gpu": dict(num_envs=256, rollout_steps=16, world=dict(schedule="alternating", pin=True)),
+    "appo_gpu": dict(num_envs=256, rollout_steps=16, world=dict(schedule="alternating", pin_threads=True)),
     "impala": dict(rollout_steps=16),
     "dqn": dict(ATARI_Q, double_q=True, exploration_final_eps=0.01, exploration_fraction=0.1),
     "rainbow": ATARI_Q,
@@ -45,7 +45,7 @@ Q: dict[str, dict[str, Any]] = {
     "r2d2": dict(rollout_steps=20, burn_in=20, sequence_length=40, batch_size=640, lr=5e-4),
     "ddpg": dict(rollout_steps=4, hidden=(256, 256), activation="relu"),
 }
-"""Learners with a replay, on envs that show vectors."""
+"""Off-policy algorithms on vector observations."""
 
 VECTOR: dict[str, dict[str, Any]] = {
     "common": dict(total_steps=1_000_000, num_envs=32, rollout_steps=128, eval_episodes=32),
@@ -99,11 +99,11 @@ BY_NAME = {
     "Swimmer": MUJOCO,
     "Humanoid": MUJOCO,
 }
-"""Name of a Gymnasium environment, without its version -> settings."""
+"""Name of a Gymnasium environment without its version -> settings."""
 
 
-def settings_of(kind: str, env_name: str) -> dict[str, dict[str, Any]]:
-    """The sections of settings that a world of this environment ships."""
+def presets_of(kind: str, env_name: str) -> dict[str, dict[str, Any]]:
+    """The tuned settings of an environment, by section."""
     if kind == "ale":
         return ATARI
     name = env_name.rpartition("/")[2].rpartition("-v")[0]
