@@ -1,10 +1,10 @@
-"""How fast a replay takes experience in and gives it out: drawing, what it shows, and new priorities.
+"""Throughput of the replay buffer: appending rollouts, drawing samples and updating priorities.
 
-    python bench/replay.py                   what fits this device, one JSON line each, and a table
+    python bench/replay.py                   sizes for this device; one JSON line per figure, then a table
     python bench/replay.py --batch 4096      another batch
     python bench/replay.py --out bench/results/replay_h200.jsonl
 
-`samples_per_second` counts a draw with all that a learner gets of it and the update of its priorities.
+`samples_per_second` includes the draw, its gathers and the update of its priorities.
 """
 
 import argparse
@@ -20,11 +20,8 @@ from shoal.learn.replay import Replay
 from shoal.learn.rollout import Rollout, allocate
 from shoal.tools.bench import machine, measure, save
 
-GOAL = 50e6
-"""Samples per second of prioritized vectors on an H200."""
-
 ROWS = {
-    # name: observation, frames seen at once, prioritized
+    # name: observation, stacked frames, prioritized
     "vectors, uniform": (Box(4), 1, False),
     "vectors, by priority": (Box(4), 1, True),
     "images of 84 x 84 x 4, by priority": (Box((1, 84, 84), 0, 255, dtype=torch.uint8), 4, True),
@@ -49,7 +46,7 @@ def random_rollout(observation: Box, stack: int, envs: int, steps: int, device: 
 
 
 def bench_replay(name: str, transitions: int, envs: int, batch: int, seconds: float, device: torch.device) -> dict:
-    """One figure."""
+    """Measure one figure."""
     observation, stack, prioritized = ROWS[name]
     steps = 16
     rollout = random_rollout(observation, stack, envs, steps, device)
@@ -59,20 +56,20 @@ def bench_replay(name: str, transitions: int, envs: int, batch: int, seconds: fl
     errors = torch.rand(batch, device=device)
 
     def draw() -> None:
-        replay.update_priorities(replay.sample(batch, 0.5).place, errors)
+        replay.update_priorities(replay.sample(batch, 0.5).index, errors)
 
     for _ in range(20):  # priorities of all sizes
         errors.exponential_()
         draw()
-    drawing = measure(Graphed(draw, device), device, seconds)
-    taking_in = measure(Graphed(replay.append, device), device, seconds)
+    draw_time = measure(Graphed(draw, device), device, seconds)
+    append_time = measure(Graphed(replay.append, device), device, seconds)
     return dict(
         bench="replay",
         figure=name,
         transitions=replay.steps * envs,
         batch=batch,
-        samples_per_second=round(batch / drawing),
-        taken_in_per_second=round(rollout.samples / taking_in),
+        samples_per_second=round(batch / draw_time),
+        taken_in_per_second=round(rollout.samples / append_time),
         bytes=replay.nbytes,
         **machine(device),
     )
@@ -80,10 +77,10 @@ def bench_replay(name: str, transitions: int, envs: int, batch: int, seconds: fl
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, help="samples of a draw")
-    parser.add_argument("--transitions", type=int, help="size of the replay; of images an eighth")
+    parser.add_argument("--batch", type=int, help="samples per draw")
+    parser.add_argument("--transitions", type=int, help="size of the replay; an eighth for images")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--seconds", type=float, default=1.0, help="time per figure")
+    parser.add_argument("--seconds", type=float, default=1.0, help="seconds per figure")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     device = torch.device(pick_device(options.device))
@@ -98,8 +95,8 @@ def main():
         rows.append(row)
         print(json.dumps(row), flush=True)
     for row in rows:
-        told = f"{row['figure']:>36} {row['transitions']:>10,} transitions, batch {row['batch']:>6,}"
-        print(f"{told} {row['samples_per_second']:>12,} samples/s, {row['taken_in_per_second']:>12,} taken in/s")
+        line = f"{row['figure']:>36} {row['transitions']:>10,} transitions, batch {row['batch']:>6,}"
+        print(f"{line} {row['samples_per_second']:>12,} samples/s, {row['taken_in_per_second']:>12,} appended/s")
     if options.out:
         save(rows, options.out)
 

@@ -1,1 +1,1 @@
-"""Algorithms, one file each. Nothing here knows a world."""
+"""Algorithms, one file each, independent of worlds."""

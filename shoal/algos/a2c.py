@@ -1,4 +1,4 @@
-"""A2C: one step down the policy gradient per rollout, over the whole batch (Mnih et al. 2016, synchronous).
+"""A2C: one gradient step per rollout over the whole batch (Mnih et al. 2016, synchronous).
 
 With V-trace, it is the learner of IMPALA (Espeholt et al. 2018).
 """
@@ -19,17 +19,17 @@ class A2CConfig(PolicyGradientConfig):
     """Settings of A2C."""
 
     lr: float = 1e-3
-    """Learning rate; with --lr-scale, of batches of --lr-batch samples."""
+    """Learning rate; with --lr-scale, for mini-batches of --lr-batch samples."""
     ent_coef: float = 0.01
-    """Weight of the entropy bonus."""
+    """Coefficient of the entropy bonus."""
 
 
 @dataclass(frozen=True)
 class IMPALAConfig(A2CConfig):
-    """Settings of IMPALA: A2C that learns from rollouts of policies a little older than its own."""
+    """Settings of IMPALA: asynchronous A2C with V-trace."""
 
     vtrace: bool = True
-    """Correct advantages and targets by V-trace for what the policy has learned since it acted."""
+    """Correct advantages and targets for policy lag with V-trace."""
 
     like: ClassVar[str] = "a2c"
     run: ClassVar[dict[str, Any]] = dict(asynchronous=True)
@@ -37,10 +37,10 @@ class IMPALAConfig(A2CConfig):
 
 @dataclass(frozen=True)
 class A3CConfig(A2CConfig):
-    """Settings of A3C: A2C by several actor-learners that share parameters and wait for nobody."""
+    """Settings of A3C: A2C with asynchronous actor-learners that share parameters."""
 
     actors: int = 4
-    """Actor-learners, each with its share of the envs."""
+    """Number of actor-learner threads; envs are split evenly."""
 
     like: ClassVar[str] = "a2c"
 
@@ -51,13 +51,13 @@ class A3CConfig(A2CConfig):
     def check_rollout(self, steps: int, lanes: int, rnn: bool) -> None:
         if lanes % self.actors:
             raise ShoalError(
-                f"{lanes} envs x agents cannot be shared out evenly to {self.actors} actors; change --num-envs or "
+                f"{lanes} envs x agents cannot be split evenly between {self.actors} actors; change --num-envs or "
                 "--actors."
             )
 
     def check_processes(self, steps: int, lanes: int, rnn: bool, processes: int) -> None:
         if processes > 1:
-            raise ShoalError("A3C's actors share the memory of one process; use --actors, not --processes or --gpus.")
+            raise ShoalError("A3C runs in one process; use --actors instead of --processes or --gpus.")
 
 
 class A2C(PolicyGradient):

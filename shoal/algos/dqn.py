@@ -1,12 +1,10 @@
-"""Q-learning from a replay: DQN and what has been added to it, as options of one learner.
+"""DQN, Rainbow and R2D2 as options of one learner.
 
-Double (van Hasselt et al. 2016), dueling (Wang et al. 2016), prioritized replay (Schaul et al. 2016), n-step targets,
-categorical values (C51, Bellemare et al. 2017), quantiles (QR-DQN, Dabney et al. 2018), noisy networks (Fortunato et
-al. 2018); all but quantiles together are Rainbow (Hessel et al. 2018). Exploration rates may differ between envs
-(Ape-X, Horgan et al. 2018). A policy with an RNN learns from sequences, whose first rows only warm the rnn up (R2D2,
-Kapturowski et al. 2019), and values may be rescaled (Pohlen et al. 2018).
-
-The target network's period is counted in updates.
+The options are double DQN (van Hasselt et al. 2016), dueling (Wang et al. 2016), prioritized replay (Schaul et al.
+2016), n-step targets, categorical values (C51, Bellemare et al. 2017), quantiles (QR-DQN, Dabney et al. 2018) and noisy
+networks (Fortunato et al. 2018); all but quantiles together are Rainbow (Hessel et al. 2018). Exploration rates can
+differ between envs (Ape-X, Horgan et al. 2018). Policies with an RNN learn from sequences with burn-in (R2D2,
+Kapturowski et al. 2019), and values can be rescaled (Pohlen et al. 2018).
 """
 
 import warnings
@@ -19,59 +17,59 @@ from shoal.algos.off_policy import OffPolicy, OffPolicyConfig
 from shoal.core.errors import ShoalError, require
 from shoal.core.world import Group
 from shoal.learn import losses
-from shoal.learn.replay import Sample, Sequences
+from shoal.learn.replay_draws import Sample, Sequences
 from shoal.learn.rollout import Rollout
 from shoal.policy import QPolicy
-from shoal.policy.q import no_choices
+from shoal.policy.q import unsupported_actions
 
-LEARNING, AIMING = 1, 2
-"""Streams of the noise inside the network that learns and inside its target; acting has stream 0."""
+ONLINE_NOISE, TARGET_NOISE = 1, 2
+"""Random streams of the noisy layers of the online and the target network; acting uses stream 0."""
 
 ETA = 0.9
-"""How much the largest error of a sequence counts for its priority, beside the mean."""
+"""Weight of a sequence's maximum error in its priority; the mean has weight 1 - ETA."""
 
-ROUNDING = 1e-3
-"""How far an estimated value may lie outside the atoms, as a share of their range."""
+TOLERANCE = 1e-3
+"""Tolerated distance of an estimated value from the atoms' range, as a fraction of the range."""
 
 
 @dataclass(frozen=True)
 class QConfig(OffPolicyConfig):
-    """Settings of Q-learning; by default plain DQN."""
+    """Settings of DQN, and base of Rainbow's and R2D2's."""
 
     target_update_interval: int = 500
-    """Updates between two copies to the target network."""
+    """Updates between copies of the weights to the target network."""
     tau: float | None = None
-    """Let the target network follow by this share of the way at every update instead (none: by copies)."""
+    """Soft update coefficient of the target network (Polyak averaging) instead of copies (none: copies)."""
     huber_delta: float | None = 1.0
-    """Largest pull of a plain Q-value's error (none: no limit): low for returns of about 1, none for large ones."""
+    """Threshold of the Huber loss (none: squared error, for returns far above 1)."""
     double_q: bool = False
-    """Let the network that learns choose the action that the target network judges."""
+    """Use double DQN: the online network selects the action that the target network evaluates."""
     dueling: bool = False
-    """Split Q-values into a value of the state and advantages of the choices."""
+    """Use a dueling network: a state value plus advantages."""
     atoms: int = 1
-    """Numbers from v-min to v-max whose probabilities make up a Q-value (1: it is one number; C51: 51)."""
+    """Number of atoms of categorical Q-values between --v-min and --v-max (1: scalar Q-values; C51: 51)."""
     v_min: float = -10.0
-    """Least return that atoms can tell."""
+    """Return of the lowest atom."""
     v_max: float = 10.0
-    """Highest return that atoms can tell."""
+    """Return of the highest atom."""
     quantiles: int = 0
-    """Quantiles that make up a Q-value (0: none; QR-DQN: 200)."""
+    """Number of quantiles per Q-value (0: off; QR-DQN: 200)."""
     noisy: bool = False
-    """Explore by noise in the last layer's weights, besides epsilon."""
+    """Use a noisy last layer for exploration, besides epsilon."""
     exploration_initial_eps: float = 1.0
-    """How often agents act at random at first."""
+    """Initial probability of a random action."""
     exploration_final_eps: float = 0.05
-    """How often they do so later."""
+    """Final probability of a random action."""
     exploration_fraction: float = 0.2
-    """Share of the run over which it falls."""
+    """Fraction of the run over which epsilon is annealed."""
     apex_alpha: float = 0.0
-    """Let the envs differ: epsilon^(1 + spread i / (N - 1)) for env i of N (Ape-X: 7)."""
+    """Per-env exploration epsilon^(1 + alpha i / (N - 1)) for env i of N (0: equal; Ape-X: 7)."""
     burn_in: int = 32
-    """With an RNN: steps that each sequence begins with to warm the rnn up, and that are not learned from."""
+    """With an RNN: leading steps of each sequence that only warm up the recurrent state."""
     sequence_length: int = 64
-    """With an RNN: steps of each sequence that are learned from; a batch has batch-size / sequence-length of them."""
+    """With an RNN: learned steps per sequence, after the burn-in; must divide the batch size."""
     rescale: bool = False
-    """Learn h(Q) = sign(Q) (sqrt(|Q| + 1) - 1) + Q / 1000 in place of Q: for rewards of all sizes."""
+    """Learn h(Q) = sign(Q) (sqrt(|Q| + 1) - 1) + Q / 1000 instead of Q, for unclipped rewards."""
 
     network: ClassVar[tuple[str, ...]] = ("dueling", "noisy", "atoms", "v_min", "v_max", "quantiles")
 
@@ -87,20 +85,16 @@ class QConfig(OffPolicyConfig):
         require("tau", self.tau, self.tau is None or 0 < self.tau <= 1, "above 0 and at most 1")
         require("v-max", self.v_max, self.v_max > self.v_min, f"above --v-min ({self.v_min:g})")
         if self.atoms > 1 and self.quantiles:
-            raise ShoalError(
-                f"Values are made up of atoms ({self.atoms}) or of quantiles ({self.quantiles}), not both."
-            )
+            raise ShoalError(f"Q-values use --atoms ({self.atoms}) or --quantiles ({self.quantiles}), not both.")
         if self.rescale and (self.atoms > 1 or self.quantiles):
-            raise ShoalError(
-                "--rescale is for Q-values that are plain numbers; use --atoms 1 and --quantiles 0 with it."
-            )
+            raise ShoalError("--rescale needs scalar Q-values; use --atoms 1 and --quantiles 0.")
 
     def span(self, rnn: bool) -> tuple[int, int]:
         return (self.burn_in, self.sequence_length) if rnn else (0, 0)
 
     @classmethod
     def unsupported(cls, group: Group) -> str:
-        return no_choices(group) or super().unsupported(group)
+        return unsupported_actions(group) or super().unsupported(group)
 
     def check_rollout(self, steps: int, lanes: int, rnn: bool) -> None:
         if rnn and (self.burn_in % steps or self.sequence_length % steps):
@@ -109,111 +103,110 @@ class QConfig(OffPolicyConfig):
                 for rows, least in ((self.burn_in, 0), (self.sequence_length, 1))
             ]
             raise ShoalError(
-                f"A policy with an RNN learns from whole rollouts, but --burn-in {self.burn_in} and --sequence-length "
-                f"{self.sequence_length} are no multiples of --rollout-steps {steps}; use --burn-in {near[0]} --sequence-length {near[1]}, "
-                "or another --rollout-steps."
+                f"With an RNN, --burn-in {self.burn_in} and --sequence-length {self.sequence_length} must be multiples of --rollout-steps "
+                f"{steps}; use --burn-in {near[0]} --sequence-length {near[1]}, or another --rollout-steps."
             )
         if rnn and self.batch_size % self.sequence_length:
             batch = max(1, round(self.batch_size / self.sequence_length)) * self.sequence_length
             raise ShoalError(
-                f"A policy with an RNN learns from whole sequences, but --batch-size {self.batch_size} is no multiple "
-                f"of --sequence-length {self.sequence_length}; use --batch-size {batch}, or another --sequence-length."
+                f"With an RNN, --batch-size {self.batch_size} must be a multiple of --sequence-length {self.sequence_length}; use "
+                f"--batch-size {batch}, or another --sequence-length."
             )
         super().check_rollout(steps, lanes, rnn)
 
-    def epsilon_at(self, done: float) -> float:
-        """How often agents act at random after a share `done` of the run."""
-        t = 1.0 if done >= self.exploration_fraction else done / self.exploration_fraction
+    def epsilon_at(self, progress: float) -> float:
+        """Probability of a random action at `progress` [0, 1] of the run."""
+        t = 1.0 if progress >= self.exploration_fraction else progress / self.exploration_fraction
         return self.exploration_initial_eps + (self.exploration_final_eps - self.exploration_initial_eps) * t
 
 
 @dataclass(frozen=True)
 class RainbowConfig(QConfig):
-    """Settings of Rainbow: everything at once."""
+    """Settings of Rainbow."""
 
     n_step: int = 3
-    """Rewards that a target sums before it looks at a value."""
+    """Number of rewards in n-step targets."""
     double_q: bool = True
-    """Let the network that learns choose the action that the target network judges."""
+    """Use double DQN: the online network selects the action that the target network evaluates."""
     dueling: bool = True
-    """Split Q-values into a value of the state and advantages of the choices."""
+    """Use a dueling network: a state value plus advantages."""
     prioritized: bool = True
-    """Draw transitions the more often the larger their error was."""
+    """Prioritized replay: draw transitions by TD error."""
     atoms: int = 51
-    """Numbers from v-min to v-max whose probabilities make up a Q-value (1: it is one number; C51: 51)."""
+    """Number of atoms of categorical Q-values between --v-min and --v-max (1: scalar Q-values; C51: 51)."""
     noisy: bool = True
-    """Explore by noise in the last layer's weights, besides epsilon."""
+    """Use a noisy last layer for exploration, besides epsilon."""
     exploration_final_eps: float = 0.0
-    """How often they do so later."""
+    """Final probability of a random action."""
     exploration_fraction: float = 0.1
-    """Share of the run over which it falls."""
+    """Fraction of the run over which epsilon is annealed."""
 
 
 @dataclass(frozen=True)
 class R2D2Config(QConfig):
-    """Settings of R2D2: a policy with an RNN, learned from sequences."""
+    """Settings of R2D2, whose policy has an RNN and learns from sequences."""
 
     lr: float = 5e-4
-    """Learning rate; with --lr-scale, of batches of --lr-batch samples."""
+    """Learning rate; with --lr-scale, for mini-batches of --lr-batch samples."""
     gamma: float = 0.997
-    """Discount per step."""
+    """Discount factor."""
     max_grad_norm: float = 40.0
-    """Largest norm of the gradient."""
+    """Maximum norm for gradient clipping."""
     batch_size: int = 1280
-    """Transitions that an update learns from."""
+    """Transitions per update."""
     replay_ratio: float = 2.0
-    """How often a transition is learned from on average: samples drawn over samples made."""
+    """Ratio of transitions drawn to transitions collected: how often each is used on average."""
     n_step: int = 5
-    """Rewards that a target sums before it looks at a value."""
+    """Number of rewards in n-step targets."""
     double_q: bool = True
-    """Let the network that learns choose the action that the target network judges."""
+    """Use double DQN: the online network selects the action that the target network evaluates."""
     dueling: bool = True
-    """Split Q-values into a value of the state and advantages of the choices."""
+    """Use a dueling network: a state value plus advantages."""
     prioritized: bool = True
-    """Draw transitions the more often the larger their error was."""
+    """Prioritized replay: draw transitions by TD error."""
     priority_alpha: float = 0.9
-    """Power of the error that the probability of a transition grows with."""
+    """Exponent of the TD error in the priority."""
     priority_beta: float = 0.6
-    """How far weights make up for the priorities at the start of the run; at its end they do so fully (1)."""
+    """Initial exponent of the importance weights; it rises to 1 over the run."""
     exploration_initial_eps: float = 0.4
-    """How often agents act at random at first."""
+    """Initial probability of a random action."""
     exploration_final_eps: float = 0.4
-    """How often they do so later."""
+    """Final probability of a random action."""
     apex_alpha: float = 7.0
-    """Let the envs differ: epsilon^(1 + spread i / (N - 1)) for env i of N (Ape-X: 7)."""
+    """Per-env exploration epsilon^(1 + alpha i / (N - 1)) for env i of N (0: equal; Ape-X: 7)."""
     burn_in: int = 40
-    """With an RNN: steps that each sequence begins with to warm the rnn up, and that are not learned from."""
+    """With an RNN: leading steps of each sequence that only warm up the recurrent state."""
     sequence_length: int = 80
-    """With an RNN: steps of each sequence that are learned from; a batch has batch-size / sequence-length of them."""
+    """With an RNN: learned steps per sequence, after the burn-in; must divide the batch size."""
     rescale: bool = True
-    """Learn h(Q) = sign(Q) (sqrt(|Q| + 1) - 1) + Q / 1000 in place of Q: for rewards of all sizes."""
+    """Learn h(Q) = sign(Q) (sqrt(|Q| + 1) - 1) + Q / 1000 instead of Q, for unclipped rewards."""
 
     run: ClassVar[dict[str, Any]] = dict(rnn="lstm", rollout_steps=40)
 
     def check_rnn(self, rnn: bool) -> None:
         if not rnn:
-            raise ShoalError("R2D2 learns what to remember and needs an RNN; use --rnn lstm or gru, or --algo dqn.")
+            raise ShoalError("R2D2 needs an RNN; use --rnn lstm or gru, or --algo dqn.")
 
 
 class TDBatch(NamedTuple):
-    """What an update learns from, one row per transition."""
+    """A batch for the TD loss, one row per transition."""
 
     numbers: torch.Tensor
-    """[n, choices, width]: what the network tells of the choices."""
+    """[n, choices, width]: outputs of the online network."""
     ahead: torch.Tensor
-    """[n, parts, width]: what the target network tells of the best choices n steps later."""
+    """[n, parts, width]: outputs of the target network for the greedy choices n steps later."""
     action: torch.Tensor
     """int64 [n, parts]"""
     reward: torch.Tensor
-    """float32 [n]: of n steps."""
+    """float32 [n]: n-step reward."""
     discount: torch.Tensor
-    """float32 [n]: of what comes later."""
+    """float32 [n]: factor of the bootstrap value."""
     weight: torch.Tensor
-    """float32 [n]: how much it counts."""
+    """float32 [n]: importance weight; 0 for rows that are ignored."""
 
 
 class QLearner(OffPolicy):
-    """Learns what choices are worth from a replay of past rollouts."""
+    """DQN, Rainbow and R2D2: learns Q-values of discrete actions from a replay."""
 
     metric_names = ("loss", "q_value", "td_error")
     policy: QPolicy
@@ -231,10 +224,11 @@ class QLearner(OffPolicy):
     ):
         super().__init__(policy, rollout, config, seed, compiled, bf16)
         (self.target_flat,) = self.target_flats
-        plans = (policy.noise_plan(seed, LEARNING, self.updates), self.target.noise_plan(seed, AIMING, self.updates))
-        self._noise = [plan for plan in plans if plan is not None]
-        self._spread = _powers(rollout, config.apex_alpha)
-        self._losses = self._wrap(self._losses_eager)
+        online_noise = policy.noise_plan(seed, ONLINE_NOISE, self.updates)
+        target_noise = self.target.noise_plan(seed, TARGET_NOISE, self.updates)
+        self._noise = [plan for plan in (online_noise, target_noise) if plan is not None]
+        self._exponents = _epsilon_exponents(rollout, config.apex_alpha)
+        self._losses = self._maybe_compile(self._losses_eager)
         self._warned = False
         self.set_progress(0.0)
 
@@ -243,165 +237,167 @@ class QLearner(OffPolicy):
     def update(self) -> None:
         for plan in self._noise:
             plan()
-        sample = self._drawn()
-        found = self._losses(sample)
-        self._optimizer_step(found, self.optimizer.gradient(found["loss"]), torch.ones((), device=self.device))
+        sample = self._draw()
+        terms = self._losses(sample)
+        self._optimizer_step(terms, self.optimizer.gradient(terms["loss"]), torch.ones((), device=self.device))
         with torch.no_grad():
             if self.config.prioritized:
-                self.replay.update_priorities(sample.place, found["error"].detach())
-            self._count()
+                self.replay.update_priorities(sample.index, terms["error"].detach())
+            self._count_update()
             c = self.config
             self._soft_update((self.updates % c.target_update_interval == 0).float() if c.tau is None else c.tau)
 
-    def _drawn(self) -> Sample | Sequences:
-        """Fresh experience: transitions, or with an RNN sequences."""
+    def _draw(self) -> Sample | Sequences:
+        """Draw transitions or, with an RNN, sequences."""
         if self.policy.rnn is None:
             return self.replay.sample(self.batch, self.beta)
         count = self.batch // self.sequence_length
         return self.replay.sample_sequences(count, self.burn_in, self.sequence_length, self.beta)
 
     def _losses_eager(self, sample: Sample | Sequences) -> dict[str, torch.Tensor]:
-        """The loss, and by how much each sample was off; what the parts of an action lose is added up."""
+        """The loss, summed over the parts of an action, and the TD error of each sample."""
         head = self.policy.head
-        lesson = self._along(sample) if isinstance(sample, Sequences) else self._single(sample)
+        lesson = self._from_sequences(sample) if isinstance(sample, Sequences) else self._from_transitions(sample)
         loss = worth = error = torch.zeros_like(lesson.reward)
         for i, part in enumerate(lesson.numbers.split(head.nvec, dim=1)):
-            own = _pick(part, lesson.action[:, i])
-            lost, off = self._lost(own, lesson.ahead[:, i], lesson)
-            loss, error = loss + lost, error + off
-            told = head.q_values(own.detach().unsqueeze(1)).squeeze(1)
-            worth = worth + (losses.unscaled(told) if self.config.rescale else told) / len(head.nvec)
-        found = dict(loss=(lesson.weight * loss).mean(), q_value=worth.mean(), td_error=error.detach().mean())
+            own = _select(part, lesson.action[:, i])
+            part_loss, part_error = self._lost(own, lesson.ahead[:, i], lesson)
+            loss, error = loss + part_loss, error + part_error
+            value = head.q_values(own.detach().unsqueeze(1)).squeeze(1)
+            worth = worth + (losses.inverse_rescale(value) if self.config.rescale else value) / len(head.nvec)
+        terms = dict(loss=(lesson.weight * loss).mean(), q_value=worth.mean(), td_error=error.detach().mean())
         if isinstance(sample, Sequences):
-            counts = sample.counts[self.burn_in :]
-            error = error.view_as(counts)
-            found["td_error"] = losses.weighted_mean(error.detach(), counts.float())
-            error = _sequence_error(error, counts)
-        return dict(found, error=error)
+            valid = sample.valid[self.burn_in :]
+            error = error.view_as(valid)
+            terms["td_error"] = losses.weighted_mean(error.detach(), valid.float())
+            error = _sequence_error(error, valid)
+        return dict(terms, error=error)
 
-    def _single(self, sample: Sample) -> TDBatch:
-        """What there is to learn from single transitions."""
-        with self._precision():
-            numbers = self.policy.q_logits(sample.seen)
+    def _from_transitions(self, sample: Sample) -> TDBatch:
+        """The TD batch of single transitions."""
+        with self._autocast():
+            numbers = self.policy.q_logits(sample.observation)
             with torch.no_grad():
-                later = self.target.q_logits(sample.later)
-                judge = self.policy.q_logits(sample.later) if self.config.double_q else later
-        ahead = self._best(later, judge, sample.later_mask)
-        action = sample.action.view(len(sample.place), -1).long()
+                target = self.target.q_logits(sample.next_observation)
+                selector = self.policy.q_logits(sample.next_observation) if self.config.double_q else target
+        ahead = self._greedy_outputs(target, selector, sample.next_action_mask)
+        action = sample.action.view(len(sample.index), -1).long()
         return TDBatch(numbers, ahead, action, sample.reward, sample.discount, sample.weight)
 
-    def _along(self, sample: Sequences) -> TDBatch:
-        """What there is to learn along sequences, row after row: both networks warm up first, without a gradient.
+    def _from_sequences(self, sample: Sequences) -> TDBatch:
+        """The TD batch of sequences, row by row, after the burn-in of both networks without gradient.
 
-        The numbers of the rows from there on and, after them, of the final observations are what targets look at.
+        Targets index the outputs of the rows after the burn-in, followed by those of the final observations.
         """
         burn_in, length = self.burn_in, self.sequence_length
-        seen, ended, final = sample.seen[burn_in:], sample.terminated | sample.truncated, sample.final_seen
-        with self._precision():
+        observation, ended = sample.observation[burn_in:], sample.terminated | sample.truncated
+        final = sample.final_observation
+        with self._autocast():
             with torch.no_grad():
-                state = self._warm(self.policy, sample, ended)
-                later, then = self.target.sequence(seen, self._warm(self.target, sample, ended), ended[burn_in:])
-            numbers, states = self.policy.sequence(seen, state, ended[burn_in:])
+                state = self._burned_in_state(self.policy, sample, ended)
+                target_state = self._burned_in_state(self.target, sample, ended)
+                target, target_states = self.target.sequence(observation, target_state, ended[burn_in:])
+            numbers, states = self.policy.sequence(observation, state, ended[burn_in:])
             with torch.no_grad():
-                judge = later = torch.cat([later, self._finals(self.target, sample, then)])
+                selector = target = torch.cat([target, self._final_outputs(self.target, sample, target_states)])
                 if self.config.double_q:
-                    judge = torch.cat([numbers.detach(), self._finals(self.policy, sample, states.detach())])
-        mask = sample.mask
+                    selector = torch.cat([numbers.detach(), self._final_outputs(self.policy, sample, states.detach())])
+        mask = sample.action_mask  # everything is allowed in final observations
         if mask is not None:
             mask = torch.cat([mask[burn_in:], mask.new_ones(*final.shape[:2], mask.shape[-1])]).flatten(0, 1)
-        ahead = self._best(later.flatten(0, 1), judge.flatten(0, 1), mask)
-        batch = len(sample.place)
-        place = (sample.later[burn_in:] - burn_in) * batch + torch.arange(batch, device=self.device)
-        learned = slice(burn_in, burn_in + length)
+        ahead = self._greedy_outputs(target.flatten(0, 1), selector.flatten(0, 1), mask)
+        batch = len(sample.index)
+        index = (sample.next_row[burn_in:] - burn_in) * batch + torch.arange(batch, device=self.device)
+        rows = slice(burn_in, burn_in + length)
         return TDBatch(
             numbers[:length].flatten(0, 1),
-            ahead[place.flatten()],
-            sample.action[learned].reshape(length * batch, -1).long(),
-            sample.n_step_reward[learned].flatten(),
-            sample.discount[learned].flatten(),
-            (sample.weight * sample.counts[learned]).flatten(),
+            ahead[index.flatten()],
+            sample.action[rows].reshape(length * batch, -1).long(),
+            sample.n_step_reward[rows].flatten(),
+            sample.discount[rows].flatten(),
+            (sample.weight * sample.valid[rows]).flatten(),
         )
 
-    def _warm(self, network: QPolicy, sample: Sequences, ended: torch.Tensor) -> torch.Tensor:
-        """What a network remembers [batch, S] after the burn-in."""
+    def _burned_in_state(self, network: QPolicy, sample: Sequences, ended: torch.Tensor) -> torch.Tensor:
+        """Recurrent state [batch, S] of a network after the burn-in."""
         assert sample.state is not None
         if not self.burn_in:
             return sample.state
-        return network.after(sample.seen[: self.burn_in], sample.state, ended[: self.burn_in])
+        return network.final_state(sample.observation[: self.burn_in], sample.state, ended[: self.burn_in])
 
-    def _finals(self, network: QPolicy, sample: Sequences, states: torch.Tensor) -> torch.Tensor:
-        """A network's numbers [F, batch, choices, width] of final observations, given its states after the burn-in."""
-        place = (sample.final_row - self.burn_in).clamp(min=0)  # those of the burn-in, or not there, are not asked for
-        then = states.gather(0, place.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
-        numbers = network.q_logits(sample.final_seen.flatten(0, 1), then.flatten(0, 1))
-        return numbers.unflatten(0, place.shape)
+    def _final_outputs(self, network: QPolicy, sample: Sequences, states: torch.Tensor) -> torch.Tensor:
+        """Outputs [F, batch, choices, width] for final observations, given the states after the burn-in."""
+        row = (sample.final_row - self.burn_in).clamp(min=0)  # no target uses those within the burn-in, or missing ones
+        then = states.gather(0, row.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
+        numbers = network.q_logits(sample.final_observation.flatten(0, 1), then.flatten(0, 1))
+        return numbers.unflatten(0, row.shape)
 
-    def _best(self, later: torch.Tensor, judge: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """Numbers [n, parts, width], out of `later` [n, choices, width], of the choices that `judge` holds for best."""
+    def _greedy_outputs(self, target: torch.Tensor, selector: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        """Outputs [n, parts, width] of `target` [n, choices, width] for the greedy choices of `selector`."""
         head = self.policy.head
         with torch.no_grad():
-            chosen = head.best(head.q_values(judge, mask))
-            parts = enumerate(later.split(head.nvec, dim=1))
-            return torch.stack([_pick(part, chosen[:, i]) for i, part in parts], dim=1)
+            chosen = head.greedy_choices(head.q_values(selector, mask))
+            parts = enumerate(target.split(head.nvec, dim=1))
+            return torch.stack([_select(part, chosen[:, i]) for i, part in parts], dim=1)
 
     def _lost(self, own: torch.Tensor, ahead: torch.Tensor, lesson: TDBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Loss and size of the error [n] of numbers [n, width], given those n steps later."""
+        """TD loss [n] and absolute error [n] of outputs [n, width], given the target outputs n steps later."""
         head = self.policy.head
         if head.atoms > 1:
-            aim = losses.categorical_projection(ahead.softmax(-1), lesson.reward, lesson.discount, head.support)
-            lost = losses.cross_entropy(own, aim)
-            return lost, lost
+            target = losses.categorical_projection(ahead.softmax(-1), lesson.reward, lesson.discount, head.support)
+            loss = losses.cross_entropy(own, target)
+            return loss, loss
         if self.config.rescale:
-            ahead = losses.unscaled(ahead)
-        aim = lesson.reward.unsqueeze(-1) + lesson.discount.unsqueeze(-1) * ahead
+            ahead = losses.inverse_rescale(ahead)
+        target = lesson.reward.unsqueeze(-1) + lesson.discount.unsqueeze(-1) * ahead
         if self.config.rescale:
-            aim = losses.rescaled(aim)
+            target = losses.rescale(target)
         if head.quantiles:
-            lost = losses.quantile_loss(own, aim)
-            return lost, lost
-        error = (own - aim).squeeze(-1)
+            loss = losses.quantile_loss(own, target)
+            return loss, loss
+        error = (own - target).squeeze(-1)
         return losses.huber(error, self.config.huber_delta), error.abs()
 
     # --- between updates -------------------------------------------------------------------------------------------
 
     def set_progress(self, done: float) -> None:
-        """Tell how much of the run is over: sets epsilon too."""
+        """Set the learning rate, beta and epsilon for the completed fraction `done` of the run."""
         super().set_progress(done)
         c = self.config
         assert self.rollout.epsilon is not None
-        self.rollout.epsilon.copy_(torch.pow(c.epsilon_at(done), self._spread))
+        self.rollout.epsilon.copy_(torch.pow(c.epsilon_at(done), self._exponents))
 
     def describe(self) -> str:
         c = self.config
-        follow = f"copied every {c.target_update_interval:,} updates" if c.tau is None else f"following by {c.tau:g}"
+        how = f"copied every {c.target_update_interval:,} updates" if c.tau is None else f"updated with tau {c.tau:g}"
         along = (
-            f"; sequences of {self.sequence_length} steps after {self.burn_in} to warm up"
+            f"; sequences of {self.sequence_length} steps after a burn-in of {self.burn_in}"
             if self.sequence_length
             else ""
         )
-        return f"{super().describe()}{along}; target network {follow}"
+        return f"{super().describe()}{along}; target network {how}"
 
     def read_metrics(self) -> dict[str, float]:
         self._check_support()
         return super().read_metrics()
 
     def _check_support(self) -> None:
-        """Warn once if the mean value of states lies outside the atoms.
+        """Warn once if the mean state value is outside the range of the atoms.
 
-        It is r / (1 - gamma (1 - p)), for the replay's mean reward r and its share p of terminating steps.
+        It is estimated as r / (1 - gamma (1 - p)) from the replay's mean reward r and fraction p of terminated steps.
         """
         c = self.config
-        if c.atoms == 1 or self._warned or self._made < 0 or self.reducer.rank:
+        if c.atoms == 1 or self._warned or self._learned_samples < 0 or self.reducer.rank:
             return
         rows = slice(0, int(self.replay.filled))  # sync: once per log interval
-        share = float(self.replay.terminated[rows].float().mean())
-        value = float(self.replay.reward[rows].mean()) / max(1.0 - c.gamma * (1.0 - share), 1e-9)
-        slack = ROUNDING * (c.v_max - c.v_min)
-        if not c.v_min - slack <= value <= c.v_max + slack:
+        fraction = float(self.replay.terminated[rows].float().mean())
+        value = float(self.replay.reward[rows].mean()) / max(1.0 - c.gamma * (1.0 - fraction), 1e-9)
+        tolerance = TOLERANCE * (c.v_max - c.v_min)
+        if not c.v_min - tolerance <= value <= c.v_max + tolerance:
             self._warned = True
             warnings.warn(
-                f"Values of group {self.policy.group.name!r} are about {value:.3g}, but the {c.atoms} atoms reach from "
-                f"--v-min {c.v_min:g} to --v-max {c.v_max:g}; set them to the range of discounted returns.",
+                f"Values of group {self.policy.group.name!r} are about {value:.3g}, outside the range of the atoms, "
+                f"--v-min {c.v_min:g} to --v-max {c.v_max:g}; set it to the range of discounted returns.",
                 stacklevel=2,
             )
 
@@ -409,23 +405,23 @@ class QLearner(OffPolicy):
         return {**super().state_dict(), "target": self.target_flat}
 
 
-def _sequence_error(error: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """eta max |e| + (1 - eta) mean |e| over the rows of sequences [rows, n] that count   (Kapturowski et al. 2019)."""
-    size = error.abs() * counts
-    return ETA * size.amax(dim=0) + (1.0 - ETA) * size.sum(dim=0) / counts.sum(dim=0).clamp(min=1)
+def _sequence_error(error: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+    """eta max |e| + (1 - eta) mean |e| over the valid rows of sequences [rows, n]   (Kapturowski et al. 2019)."""
+    size = error.abs() * valid
+    return ETA * size.amax(dim=0) + (1.0 - ETA) * size.sum(dim=0) / valid.sum(dim=0).clamp(min=1)
 
 
-def _powers(rollout: Rollout, spread: float) -> torch.Tensor:
-    """What epsilon is raised to for each env and agent, [N, A]."""
+def _epsilon_exponents(rollout: Rollout, alpha: float) -> torch.Tensor:
+    """Exponent of epsilon per env and agent [N, A], as in Ape-X."""
     (envs, agents), reducer = rollout.reward.shape[1:], rollout.reducer
-    powers = torch.linspace(1.0, 1.0 + spread, envs * reducer.size, device=rollout.reward.device)
+    powers = torch.linspace(1.0, 1.0 + alpha, envs * reducer.size, device=rollout.reward.device)
     return powers.view(reducer.size, envs)[reducer.rank].unsqueeze(-1).expand(-1, agents)
 
 
-def _pick(numbers: torch.Tensor, choice: torch.Tensor) -> torch.Tensor:
-    """The numbers [batch, width] of one choice each [batch], out of [batch, choices, width]."""
+def _select(numbers: torch.Tensor, choice: torch.Tensor) -> torch.Tensor:
+    """Outputs [batch, width] of one choice per row, from [batch, choices, width]."""
     if not numbers.is_cuda:
         return numbers[torch.arange(len(choice), device=choice.device), choice]
-    # The gradient of a gather scatters, which a compiler cannot fuse with its neighbors; that of a sum it can.
+    # A gather's gradient is a scatter, which a compiler cannot fuse; the gradient of a masked sum it can.
     here = torch.arange(numbers.shape[1], device=choice.device) == choice.unsqueeze(-1)
     return torch.where(here.unsqueeze(-1), numbers, 0.0).sum(dim=1)

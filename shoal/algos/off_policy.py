@@ -1,6 +1,6 @@
-"""Learning from a replay of past steps: what all such learners share.
+"""Base of the off-policy learners, which learn from a replay.
 
-What is held fixed when batch and number of envs change is the replay ratio; for larger batches --lr-scale sqrt.
+When batch size or number of envs change, keep the replay ratio; for larger batches use --lr-scale sqrt.
 """
 
 import copy
@@ -26,32 +26,32 @@ PolicyKind = TypeVar("PolicyKind", bound=Policy)
 
 @dataclass(frozen=True)
 class OffPolicyConfig(LearnerConfig):
-    """Settings that every learner with a replay has."""
+    """Settings of all off-policy algorithms."""
 
     lr: float = 2.5e-4
-    """Learning rate; with --lr-scale, of batches of --lr-batch samples."""
+    """Learning rate; with --lr-scale, for mini-batches of --lr-batch samples."""
     max_grad_norm: float = 10.0
-    """Largest norm of the gradient."""
+    """Maximum norm for gradient clipping."""
     lr_schedule: Literal["linear", "cosine", "none"] = "none"
-    """How the learning rate falls over the rest of the run."""
+    """Learning-rate schedule after the warmup."""
     buffer_size: int = 1_000_000
-    """Transitions that are remembered, those of all envs and agents together."""
+    """Size of the replay buffer in transitions, of all envs and agents."""
     replay_memory: float | None = None
-    """Memory of the GPU for the replay [GiB]; if it takes more, observations are in the host's (none: no limit)."""
+    """GPU memory limit of the replay [GiB]; above it, observations are kept in host memory (none: no limit)."""
     batch_size: int = 256
-    """Transitions that an update learns from."""
+    """Transitions per update."""
     replay_ratio: float = 8.0
-    """How often a transition is learned from on average: samples drawn over samples made."""
+    """Ratio of transitions drawn to transitions collected: how often each is used on average."""
     learning_starts: int = 20_000
-    """Transitions that are made before the first update."""
+    """Transitions collected before the first update."""
     n_step: int = 1
-    """Rewards that a target sums before it looks at a value."""
+    """Number of rewards in n-step targets."""
     prioritized: bool = False
-    """Draw transitions the more often the larger their error was."""
+    """Prioritized replay: draw transitions by TD error."""
     priority_alpha: float = 0.5
-    """Power of the error that the probability of a transition grows with."""
+    """Exponent of the TD error in the priority."""
     priority_beta: float = 0.4
-    """How far weights make up for the priorities at the start of the run; at its end they do so fully (1)."""
+    """Initial exponent of the importance weights; it rises to 1 over the run."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -68,21 +68,21 @@ class OffPolicyConfig(LearnerConfig):
 
     @property
     def drawn(self) -> int:
-        """Transitions that are drawn for one update."""
+        """Transitions drawn per update."""
         return self.batch_size
 
     def head(self) -> dict[str, Any]:
-        """The settings of the policy's head."""
+        """Settings of the policy's head."""
         return {name: getattr(self, name) for name in self.network}
 
     @classmethod
     def unsupported(cls, group: Group) -> str:
         if group.action_interval == 1:
             return ""
-        return f"A replay is learned from step by step, but group {group.name!r} chooses at every {group.action_interval} steps"
+        return f"Off-policy algorithms need an action interval of 1, but that of group {group.name!r} is {group.action_interval}"
 
     def span(self, rnn: bool) -> tuple[int, int]:
-        """Rows of a sequence that is drawn: those that warm an RNN up and those learned from; none for single steps."""
+        """Burn-in and learned rows of drawn sequences; (0, 0) for single transitions."""
         return 0, 0
 
     def check_rollout(self, steps: int, lanes: int, rnn: bool) -> None:
@@ -92,33 +92,33 @@ class OffPolicyConfig(LearnerConfig):
             sequences = f"sequences of {rows} rows, " if rows else ""
             raise ShoalError(
                 f"A replay of {self.buffer_size:,} transitions is too short: {sequences}rollouts of {steps} steps and "
-                f"targets of {self.n_step} steps of {lanes:,} envs x agents need {least:,}; raise --buffer-size, or "
-                "lower --num-envs, --rollout-steps or --n-step."
+                f"{self.n_step}-step targets of {lanes:,} envs x agents need {least:,}; raise --buffer-size, or lower "
+                "--num-envs, --rollout-steps or --n-step."
             )
 
     def check_processes(self, steps: int, lanes: int, rnn: bool, processes: int) -> None:
-        each = sum(self.span(rnn)[1:]) or 1  # a batch is made of whole sequences
+        each = sum(self.span(rnn)[1:]) or 1  # batches consist of whole sequences
         if self.batch_size % (processes * each):
             what = f"sequences of {each} steps" if each > 1 else "transitions"
             raise ShoalError(
-                f"A batch of {self.batch_size} transitions cannot be shared out to {processes} processes in {what}; "
+                f"A batch of {self.batch_size} transitions cannot be split between {processes} processes in {what}; "
                 f"use a --batch-size that is a multiple of {processes * each}."
             )
 
     def check_cuts(self, rnn: bool) -> None:
         if sum(self.span(rnn)):
             raise ShoalError(
-                "--sync-frac does not go with sequences out of a replay, which reach over several whole rollouts; "
-                "leave it out, or learn without an RNN."
+                "--sync-frac does not support a replay of sequences, which span whole rollouts; use --sync-frac 0 or "
+                "a policy without an RNN."
             )
 
-    def updates_after(self, made: int) -> int:
-        """Updates that are due in all after so many transitions since learning began: floor(ratio made / drawn)."""
-        return int(Fraction(str(self.replay_ratio)) * max(0, made) / self.drawn)
+    def updates_after(self, samples: int) -> int:
+        """Total updates after so many transitions since learning started: floor(replay_ratio samples / drawn)."""
+        return int(Fraction(str(self.replay_ratio)) * max(0, samples) / self.drawn)
 
 
 class OffPolicy(Learner):
-    """Base of the learners that learn from a replay of past rollouts."""
+    """Base of the learners with a replay."""
 
     config: OffPolicyConfig
 
@@ -134,13 +134,13 @@ class OffPolicy(Learner):
         super().__init__(policy, rollout, config, seed, compiled, bf16)
         lanes = self.samples // rollout.steps
         self.batch = config.batch_size // self.reducer.size
-        """Transitions of a batch that this process draws."""
+        """Transitions of a batch drawn by this process."""
         self.burn_in, self.sequence_length = config.span(policy.rnn is not None)
-        """Rows of each sequence that only warm an RNN up, and those that are learned from."""
+        """Rows of each sequence that only warm up the RNN, and rows that are learned from."""
         rows = self.burn_in + self.sequence_length
         least = config.n_step + rollout.stack + 1 + (rows + rollout.steps if rows else 0)
         self.start = max(config.learning_starts, least * lanes)
-        """Transitions before the first update: as many as asked for, and enough for targets of n steps."""
+        """Transitions before the first update: `learning_starts`, or more if a draw needs them."""
         self.replay = Replay(
             rollout,
             config.buffer_size // lanes,
@@ -153,10 +153,10 @@ class OffPolicy(Learner):
             device_bytes=None if config.replay_memory is None else int(config.replay_memory * 2**30),
         )
         self.target, self.target_flats = make_target_network(policy, self.optimizers.values())
-        """The network that targets are taken from, and its parameters, a vector for each optimizer."""
+        """The target network, and its parameters as one vector per optimizer."""
         self.beta = torch.ones((), device=self.device)
-        self._made = -self.start
-        """Transitions since learning began; below 0, so many are still to be made before."""
+        self._learned_samples = -self.start
+        """Transitions collected since learning started; negative before."""
 
     # --- one rollout, one update ------------------------------------------------------------------------------------
 
@@ -167,9 +167,10 @@ class OffPolicy(Learner):
             seen = stacked(r.observation, r.age, slice(0, r.samples))
             self.policy.update_normalizer(seen, None if r.alive is None else r.alive[:-1].flatten())
 
-    def updates_due(self, made: int) -> int:
-        self._made = made - self.start
-        return self.config.updates_after(self._made) - self.config.updates_after(self._made - self.samples)
+    def updates_due(self, samples: int) -> int:
+        self._learned_samples = samples - self.start
+        before = self._learned_samples - self.samples
+        return self.config.updates_after(self._learned_samples) - self.config.updates_after(before)
 
     def mark_discontinuity(self) -> None:
         self.replay.mark_discontinuity()
@@ -179,27 +180,28 @@ class OffPolicy(Learner):
 
     @torch.no_grad()
     def _soft_update(self, share: torch.Tensor | float) -> None:
-        """Let the target network go a share of the way to where the network is."""
+        """Move the target network's weights by a fraction `share` towards the network's."""
         for target, optimizer in zip(self.target_flats, self.optimizers.values(), strict=True):
             target.lerp_(optimizer.flat, share)
 
     # --- between updates -------------------------------------------------------------------------------------------
 
     def set_progress(self, done: float) -> None:
-        """Tell how much of the run is over: sets the learning rate and the weights' beta."""
+        """Set the learning rate and the importance weights' beta for the completed fraction of the run."""
         super().set_progress(done)
         self.beta.fill_(self.config.priority_beta + (1.0 - self.config.priority_beta) * done)
 
     def describe(self) -> str:
-        drawn = "by priority" if self.config.prioritized else "evenly"
+        how = "by priority" if self.config.prioritized else "uniformly"
+        size = self.replay.reward.numel() * self.reducer.size
         return (
-            f"{super().describe()}; a replay of {self.replay.reward.numel() * self.reducer.size:,} transitions, drawn "
-            f"{drawn}, each {self.config.replay_ratio:g} times{self.replay.describe()}"
+            f"{super().describe()}; replay of {size:,} transitions drawn {how}, "
+            f"replay ratio {self.config.replay_ratio:g}{self.replay.describe()}"
         )
 
     def read_metrics(self) -> dict[str, float]:
         means = super().read_metrics()
-        means["replay_ratio"] = self._updates_read * self.config.drawn / max(1, self._made)
+        means["replay_ratio"] = self._updates_read * self.config.drawn / max(1, self._learned_samples)
         assert self.rollout.epsilon is not None
         rate = self.rollout.epsilon.mean()
         self.reducer.average(rate)
@@ -214,7 +216,7 @@ class OffPolicy(Learner):
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         replay = part_of(state, "replay.")
-        check_range("An action of the saved replay", replay["action"], self.policy.group.action)  # losses index by it
+        check_range("An action of the saved replay", replay["action"], self.policy.group.action)  # an index of losses
         super().load_state_dict(state)
         self.replay.load_state_dict(replay)
 
@@ -224,15 +226,15 @@ class OffPolicy(Learner):
 
 
 def make_target_network(policy: PolicyKind, optimizers: Iterable[Adam]) -> tuple[PolicyKind, list[torch.Tensor]]:
-    """A copy to take targets from, and its parameters as vectors, laid out like those of the optimizers.
+    """Create a target network, and its parameters as vectors with the optimizers' layout.
 
-    It has parameters and noise of its own but sees as the policy does: running moments are shared.
+    It copies parameters and noise, and shares running moments with the policy.
     """
-    made = copy.deepcopy(policy)
-    share_buffers(made, policy)
+    target = copy.deepcopy(policy)
+    share_buffers(target, policy)
     flats = {o.flat.untyped_storage().data_ptr(): o.flat.clone() for o in optimizers}
-    for own, p in zip(made.parameters(), policy.parameters(), strict=True):
+    for own, p in zip(target.parameters(), policy.parameters(), strict=True):
         own.requires_grad_(False)
         start = p.storage_offset()
         own.data = flats[p.untyped_storage().data_ptr()][start : start + p.numel()].view_as(p)
-    return made, list(flats.values())
+    return target, list(flats.values())

@@ -1,6 +1,6 @@
-"""What policy-gradient learners share: values, advantages, one compiled loss, metrics that stay on the device.
+"""Base of the policy-gradient learners: values, advantages and the compiled loss.
 
-A batch whose activations would not fit is worked through in passes of equal size; gradients add up over them.
+A mini-batch whose activations do not fit is split into micro-batches of equal size with gradient accumulation.
 """
 
 from collections.abc import Sequence
@@ -18,35 +18,35 @@ from shoal.learn.returns import advantage_plan, discounted_plan
 from shoal.learn.rollout import EVERYTHING, Rollout, stacked
 from shoal.policy import ActorCritic, RunningMoments
 
-HEAVY = 4096
-"""From so many numbers between its layers on, per sample, a network that is not compiled has a pass for each CPU core:
-in one operation after the other, each on all cores, these would mostly wait for one another."""
+MIN_THREADED_ACTIVATIONS = 4096
+"""Activations per sample from which a network that is not compiled runs one micro-batch per CPU core, in threads.
+Operations parallelized over all cores would spend most time in synchronization."""
 
 
 @dataclass(frozen=True)
 class PolicyGradientConfig(LearnerConfig):
-    """Settings that every policy-gradient learner has."""
+    """Settings of all policy-gradient algorithms."""
 
     gae_lambda: float = 0.95
-    """Lambda of the generalized advantage estimate."""
+    """Lambda of generalized advantage estimation (GAE)."""
     ent_coef: float = 0.0
-    """Weight of the entropy bonus."""
+    """Coefficient of the entropy bonus."""
     ent_coef_final: float = 1.0
-    """Share of that weight that is left at the end of the run; it falls linearly."""
+    """Final entropy coefficient as a fraction of the initial one, after linear decay."""
     vf_coef: float = 0.5
-    """Weight of the value loss."""
+    """Coefficient of the value loss."""
     normalize_advantage: bool = True
-    """Scale the advantages of each mini-batch to mean 0 and deviation 1."""
+    """Normalize the advantages of each mini-batch to mean 0 and standard deviation 1."""
     normalize_reward: bool = False
-    """Divide rewards by the running deviation of the discounted return."""
+    """Divide rewards by the running standard deviation of the discounted return."""
     vtrace: bool = False
-    """Correct advantages and targets by V-trace for what the policy has learned since it acted."""
+    """Correct advantages and targets for policy lag with V-trace."""
     rho_clip: float = 1.0
-    """Largest ratio of probabilities, now over then, by which V-trace weighs what was learned from a step."""
+    """V-trace's clip of the importance ratio of a step (rho)."""
     trace_clip: float = 1.0
-    """Largest ratio by which it weighs what came after the step."""
+    """V-trace's clip of the importance ratio in the trace (c)."""
     micro_batch_size: int | None = None
-    """Samples that an update works on at once; gradients add up (none: what fits in a few GiB)."""
+    """Samples per forward and backward pass, with gradient accumulation (none: as many as fit in memory)."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -59,40 +59,49 @@ class PolicyGradientConfig(LearnerConfig):
 
 
 class Batch(NamedTuple):
-    """A rollout with one row per sample, or a part of one."""
+    """A rollout with one row per sample, or a subset of its samples."""
 
     observation: torch.Tensor
-    """[n, *seen]; with `age`, the rows of a rollout that what is seen is gathered from."""
+    """[n, *stacked shape]; with `age`, the rollout's single frames, from which `part` gathers."""
     action: torch.Tensor
     log_prob: torch.Tensor
     value: torch.Tensor
     advantage: torch.Tensor
     target: torch.Tensor
     mask: torch.Tensor | None
-    counts: torch.Tensor | None
-    """Whether the sample was an agent's own choice, in the game (None: all were)."""
+    valid: torch.Tensor | None
+    """bool [n]: whether the agent was alive and chose the action (None: always)."""
     age: torch.Tensor | None
-    """[T, N], as in the rollout, while observations are yet to be gathered."""
+    """int32 [T, N]: ages of the rollout, if observations are not gathered yet."""
 
     def part(self, rows: torch.Tensor | slice) -> "Batch":
-        """Some samples, by number."""
-        if self.age is None:
-            return Batch(*(None if tensor is None else tensor[rows] for tensor in self))
-        rest = (None if tensor is None else tensor[rows] for tensor in self[1:-1])
-        return Batch(stacked(self.observation, self.age, rows), *rest, age=None)
+        """A subset of the samples, by index."""
+        return Batch(
+            observation=self.observation[rows] if self.age is None else stacked(self.observation, self.age, rows),
+            action=self.action[rows],
+            log_prob=self.log_prob[rows],
+            value=self.value[rows],
+            advantage=self.advantage[rows],
+            target=self.target[rows],
+            mask=None if self.mask is None else self.mask[rows],
+            valid=None if self.valid is None else self.valid[rows],
+            age=None,
+        )
 
 
 class Totals(NamedTuple):
-    """What a part of a mini-batch must know of all of it, to add up to the same loss."""
+    """Statistics of a mini-batch, so that the losses of its micro-batches add up to its loss."""
 
     samples: torch.Tensor
-    """How many count. Of several processes their mean, since gradients are averaged over them."""
+    """Number of valid samples, averaged over processes, as gradients are."""
     mean: torch.Tensor
+    """Mean advantage."""
     scale: torch.Tensor
+    """Inverse standard deviation of the advantages."""
 
 
 class PolicyGradient(Learner):
-    """Base of A2C and PPO: `update()` turns the rollout it was made for into a better policy."""
+    """Base of A2C and PPO: `update` improves the policy with the rollout."""
 
     per_update = ("explained_variance",)
     policy: ActorCritic
@@ -108,10 +117,10 @@ class PolicyGradient(Learner):
         bf16: bool = False,
     ):
         super().__init__(policy, rollout, config, seed, compiled, bf16)
-        self.entropy_weight = torch.tensor(config.ent_coef, device=self.device)
+        self.ent_coef = torch.tensor(config.ent_coef, device=self.device)
         self.units = rollout.samples if policy.rnn is None else rollout.samples // rollout.steps
-        """What mini-batches are drawn from: samples, or the sequences of env and agent that an RNN goes along."""
-        self._each = rollout.samples // self.units
+        """Number of units that mini-batches are drawn from: samples or, with an RNN, sequences of an env and agent."""
+        self._samples_per_unit = rollout.samples // self.units
         envs, agents = rollout.reward.shape[1:]
         self.value = rollout.value
         self.final_value = torch.zeros(rollout.final_observation.shape[:3], device=self.device)
@@ -125,7 +134,7 @@ class PolicyGradient(Learner):
         if config.normalize_reward:
             self._discounted = discounted_plan(rollout, self.reward_carry, self.advantage, config.gamma)
         self.ratio = torch.ones_like(rollout.log_prob) if config.vtrace else None
-        """[T, N, A]: probability of the actions now over that when they were taken."""
+        """float32 [T, N, A]: probability ratio of the actions under the current and the behavior policy."""
         self._advantages = advantage_plan(
             rollout,
             self.value,
@@ -141,8 +150,8 @@ class PolicyGradient(Learner):
 
         # Flat views of the rollout, one row per sample.
         own_choice = [t[:-1].flatten() for t in (rollout.alive, rollout.is_decision_step) if t is not None]
-        self._choices = own_choice
-        self._counts = None if not own_choice else own_choice[0] if len(own_choice) == 1 else own_choice[0].clone()
+        self._valid_masks = own_choice
+        self._valid = None if not own_choice else own_choice[0] if len(own_choice) == 1 else own_choice[0].clone()
         self._alive = None if rollout.alive is None else rollout.alive[:-1].flatten()
         self._batch = Batch(
             observation=rollout.observation[:-1] if rollout.stack > 1 else rollout.observation[:-1].flatten(0, 2),
@@ -152,93 +161,93 @@ class PolicyGradient(Learner):
             advantage=self.advantage.flatten(),
             target=self.target.flatten(),
             mask=None if rollout.action_mask is None else rollout.action_mask[:-1].flatten(0, 2),
-            counts=self._counts,
+            valid=self._valid,
             age=None if rollout.age is None else rollout.age[:-1],
         )
         each = BYTES_PER_ACTIVATION["bf16" if bf16 else "fp32"] * policy.activations()
         limit = activation_memory(self.device) // each
         self.micro_batch_size = config.micro_batch_size or max(1, limit)
         self._workers = None
-        heavy = config.micro_batch_size is None and policy.activations() >= HEAVY
-        if heavy and self.device.type == "cpu" and not compiled and cpu_threads() > 1:
+        threaded = config.micro_batch_size is None and policy.activations() >= MIN_THREADED_ACTIVATIONS
+        if threaded and self.device.type == "cpu" and not compiled and cpu_threads() > 1:
             share = -(-config.batch(rollout.samples) // cpu_threads())
-            self.micro_batch_size = min(self.micro_batch_size, max(self._each, share))
+            self.micro_batch_size = min(self.micro_batch_size, max(self._samples_per_unit, share))
             self._workers = ThreadPoolExecutor(cpu_threads(), initializer=lambda: torch.set_num_threads(1))
-        if self.reducer.size > 1:  # moments are pooled with every pass: all processes make as many
+        if self.reducer.size > 1:  # moments are pooled per pass, so all processes need the same number of passes
             least = torch.full((1,), -float(self.micro_batch_size), dtype=torch.float64, device=self.device)
             self.reducer.maximum(least)
             self.micro_batch_size = -int(least)
 
-        self._value_of = self._wrap(self._value_eager)
-        self._judge = self._wrap(self._judge_eager)
-        self._losses = self._wrap(self._losses_eager)
-        self._whole_of = self._wrap(self._whole_eager)
-        self._explained = self._wrap(losses.explained_variance)
+        self._value_of = self._maybe_compile(self._value_eager)
+        self._judge = self._maybe_compile(self._judge_eager)
+        self._losses = self._maybe_compile(self._losses_eager)
+        self._moments_of = self._maybe_compile(self._moments_eager)
+        self._explained_variance = self._maybe_compile(losses.explained_variance)
 
     # --- one update ------------------------------------------------------------------------------------------------
 
     def update(self) -> None:
-        """Learn from the rollout as it is now. No allocation that lasts, nothing read on the host."""
+        """Learn from the rollout. Makes no lasting allocations and reads nothing on the host."""
         self._prepare()
         self._learn()
         if self.policy.has_moments:
-            # After learning: the rollout was made, and must be learned from, with one and the same normalization.
+            # After learning: collecting and learning must use the same normalization.
             for rows in self._passes(self.rollout.samples):
                 part = self._batch.part(rows)
-                self.policy.update_normalizer(part.observation, part.counts)
-        self._count()
+                self.policy.update_normalizer(part.observation, part.valid)
+        self._count_update()
 
     def _prepare(self) -> None:
-        """Values of all observations, then advantages and targets."""
+        """Compute values of all observations, then advantages and targets."""
         with torch.no_grad():
-            if self._counts is not None and len(self._choices) > 1:
-                torch.logical_and(*self._choices, out=self._counts)
+            if self._valid is not None and len(self._valid_masks) > 1:
+                torch.logical_and(*self._valid_masks, out=self._valid)
             if self._discounted is not None:
                 self._discounted()
                 self.reward_moments.merge(self.advantage.flatten(), self._alive)
                 self.reward_scale.copy_(self.reward_moments.scale().view(1))
             self._values()
             self._advantages()
-            weight = None if self._counts is None else self._counts.float()
+            weight = None if self._valid is None else self._valid.float()
             if self.reducer.size == 1:
-                spread = self._explained(self._batch.value, self._batch.target, weight)
+                explained = self._explained_variance(self._batch.value, self._batch.target, weight)
             else:
-                spread = self._explained_by_all(weight)
-            self.metrics["explained_variance"].add_(spread)
+                explained = self._pooled_explained_variance(weight)
+            self.metrics["explained_variance"].add_(explained)
 
-    def _explained_by_all(self, weight: torch.Tensor | None) -> torch.Tensor:
+    def _pooled_explained_variance(self, weight: torch.Tensor | None) -> torch.Tensor:
         """`losses.explained_variance` over the samples of all processes."""
         target = self._batch.target
         both = (target - self._batch.value, target)
         means = torch.stack([losses.weighted_mean(x, weight) for x in both])
-        spreads = torch.stack([losses.variance(x, weight) for x in both])
+        variances = torch.stack([losses.variance(x, weight) for x in both])
         samples = torch.full_like(means[0], target.shape[0]) if weight is None else weight.sum()
-        left, whole = self.reducer.pooled(samples, means, spreads)[2]
-        return 1.0 - left / whole.clamp(min=1e-8)
+        residual, total = self.reducer.pooled(samples, means, variances)[2]
+        return 1.0 - residual / total.clamp(min=1e-8)
 
     def _values(self) -> None:
-        """Values of all observations, in few large passes."""
+        """Compute the values of all observations, in few large passes."""
         r, out = self.rollout, self.value
         passes = [] if r.valued or self.ratio is not None else self._passes(r.samples)
         if self.ratio is not None:
-            for rows in self._passes(self.units, self._each):
+            for rows in self._passes(self.units, self._samples_per_unit):
                 self._judge(rows, self.ratio.view(-1))
         if len(passes) == 1:
             self._value_of(stacked(r.observation, r.age), out.view(-1))
         else:
             for rows in passes:
                 self._value_of(stacked(r.observation, r.age, rows), self._batch.value[rows])
-            now = None if r.rnn_state is None else r.rnn_state[-1].flatten(0, 1)
-            self._value_eager(stacked(*r.window(-1)), out[-1].view(-1), now)
+            current = None if r.rnn_state is None else r.rnn_state[-1].flatten(0, 1)
+            self._value_eager(stacked(*r.window(-1)), out[-1].view(-1), current)
         final = r.final_observation.flatten(0, 2)
-        then = None if r.final_state is None else r.final_state.flatten(0, 2)
-        for rows in self._passes(final.shape[0]):  # few rows: not worth compiling for
-            state = None if then is None else then[rows]
+        final_state = None if r.final_state is None else r.final_state.flatten(0, 2)
+        for rows in self._passes(final.shape[0]):  # eager, since compiling does not pay off for few rows
+            state = None if final_state is None else final_state[rows]
             self._value_eager(final[rows], self.final_value.view(-1)[rows], state)
 
-    def _passes(self, units: int, samples_each: int = 1) -> list[slice]:
-        """Samples or sequences in passes that fit in memory, of equal size where that is possible."""
-        least = -(-units // max(1, self.micro_batch_size // samples_each))
+    def _passes(self, units: int, samples_per_unit: int = 1) -> list[slice]:
+        """Split samples or sequences into passes that fit in memory, of equal size if possible."""
+        least = -(-units // max(1, self.micro_batch_size // samples_per_unit))
         count = least
         while units % count and count < 4 * least:
             count += 1
@@ -246,110 +255,109 @@ class PolicyGradient(Learner):
         return [slice(start, min(start + size, units)) for start in range(0, units, size)]
 
     def _learn(self) -> None:
-        raise ShoalError("PolicyGradient is the base of A2C and PPO; use one of them.")
+        raise ShoalError("PolicyGradient is a base class; use A2C or PPO.")
 
     def _value_eager(self, observation: torch.Tensor, out: torch.Tensor, state: torch.Tensor | None = None) -> None:
-        with self._precision():
+        with self._autocast():
             out.copy_(self.policy.value(observation, state))
 
     def _judge_eager(self, units: slice, ratio: torch.Tensor) -> None:
-        """What the policy now makes of some samples or sequences: values, and how much likelier their actions are."""
+        """Compute values and probability ratios of samples or sequences under the current policy."""
         pick = None if self.policy.rnn is None else torch.arange(units.start, units.stop, device=self.device)
         rows = units if pick is None else self._rows(pick)
         batch = self._batch.part(rows)
-        with self._precision():
+        with self._autocast():
             params, value = self._forward(batch, pick)
         log_prob, _ = self.policy.head.log_prob_and_entropy(params, batch.action)
         self._batch.value[rows] = value
         ratio[rows] = torch.exp(log_prob - batch.log_prob)
 
     def _gradient(
-        self, pick: torch.Tensor | None, whole: Totals | None
+        self, pick: torch.Tensor | None, totals: Totals | None
     ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """The losses over the samples or sequences `pick` (None: all) and the gradient of found["loss"].
+        """Losses of the samples or sequences `pick` (None: all), and the gradient of the total loss.
 
-        `whole` is what `_totals` tells of them.
+        `totals` are their statistics from `_totals`.
         """
         if pick is None and self.policy.rnn is not None:
             pick = torch.arange(self.units, device=self.device)
-        passes = self._passes(self.units if pick is None else pick.shape[0], self._each)
-        if whole is None:
-            found = self._losses(self._batch, pick, None)
-            return found, self.optimizer.gradient(found["loss"])
+        passes = self._passes(self.units if pick is None else pick.shape[0], self._samples_per_unit)
+        if totals is None:
+            terms = self._losses(self._batch, pick, None)
+            return terms, self.optimizer.gradient(terms["loss"])
 
         def one(rows: slice) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
             batch = self._batch.part(rows) if pick is None else self._batch
-            found = self._losses(batch, None if pick is None else pick[rows], whole)
-            return found, self.optimizer.gradient(found["loss"])
+            terms = self._losses(batch, None if pick is None else pick[rows], totals)
+            return terms, self.optimizer.gradient(terms["loss"])
 
         total: dict[str, torch.Tensor] = {}
         gradient = torch.zeros_like(self.optimizer.flat)
-        for found, part in map(one, passes) if self._workers is None else self._workers.map(one, passes):
+        for terms, part in map(one, passes) if self._workers is None else self._workers.map(one, passes):
             gradient += part
-            for name, value in found.items():
+            for name, value in terms.items():
                 total[name] = total.get(name, 0.0) + value.detach()
         return total, gradient
 
     @torch.no_grad()
     def _totals(self, picks: Sequence[torch.Tensor | None]) -> Sequence[Totals | None]:
-        """What is to be known beforehand of each mini-batch; None where one pass of one process sees all of it."""
+        """Statistics of each mini-batch; None if it is one pass of one process."""
         size = self.units if picks[0] is None else picks[0].shape[0]
-        if self.reducer.size == 1 and len(self._passes(size, self._each)) == 1:
+        if self.reducer.size == 1 and len(self._passes(size, self._samples_per_unit)) == 1:
             return [None] * len(picks)
-        each = [self._whole_of(self._batch.advantage, self._counts, self._rows(pick)) for pick in picks]
-        samples, mean, spread = self.reducer.pooled(*(torch.stack(parts) for parts in zip(*each, strict=True)))
-        found = samples / self.reducer.size, mean, losses.scale_of(spread)
-        return [Totals(*parts) for parts in zip(*found, strict=True)]
+        rows = [None if pick is None else self._rows(pick) for pick in picks]
+        each = [self._moments_of(self._batch.advantage, self._valid, part) for part in rows]
+        samples, mean, variance = self.reducer.pooled(*(torch.stack(parts) for parts in zip(*each, strict=True)))
+        statistics = samples / self.reducer.size, mean, losses.inverse_std(variance)
+        return [Totals(*parts) for parts in zip(*statistics, strict=True)]
 
-    def _whole_eager(
-        self, advantage: torch.Tensor, counts: torch.Tensor | None, pick: torch.Tensor | None
+    def _moments_eager(
+        self, advantage: torch.Tensor, valid: torch.Tensor | None, pick: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """How many samples of a mini-batch count, and mean and variance of their advantages."""
+        """Number of valid samples of a mini-batch, and mean and variance of their advantages."""
         advantage = advantage if pick is None else advantage[pick]
-        weight = None if counts is None else (counts if pick is None else counts[pick]).float()
+        weight = None if valid is None else (valid if pick is None else valid[pick]).float()
         samples = torch.full_like(advantage[0], advantage.shape[0]) if weight is None else weight.sum()
         return samples, losses.weighted_mean(advantage, weight), losses.variance(advantage, weight)
 
-    def _losses_eager(self, batch: Batch, pick: torch.Tensor | None, whole: Totals | None) -> dict[str, torch.Tensor]:
-        """The loss and what is reported of it, over the samples or sequences `pick` of a batch (None: all).
+    def _losses_eager(self, batch: Batch, pick: torch.Tensor | None, totals: Totals | None) -> dict[str, torch.Tensor]:
+        """Losses and metrics of the samples or sequences `pick` of a batch (None: all).
 
-        With `whole`, they are a part of a larger mini-batch: what is returned adds up to the means over all of it.
+        With `totals`, they are one micro-batch, and the results of all micro-batches add up to the mini-batch's means.
         """
-        rows = self._rows(pick)
+        rows = None if pick is None else self._rows(pick)
         if rows is not None or batch.age is not None:
             batch = batch.part(EVERYTHING if rows is None else rows)
-        weight = None if batch.counts is None else batch.counts.float()
-        with self._precision():
+        weight = None if batch.valid is None else batch.valid.float()
+        with self._autocast():
             params, value = self._forward(batch, pick)
         log_prob, entropy = self.policy.head.log_prob_and_entropy(params, batch.action)
         if self.config.normalize_advantage:
-            mean, scale = losses.moments(batch.advantage, weight) if whole is None else (whole.mean, whole.scale)
+            mean, scale = losses.moments(batch.advantage, weight) if totals is None else (totals.mean, totals.scale)
             batch = batch._replace(advantage=(batch.advantage - mean) * scale)
-        found = self._terms(batch, log_prob, value, weight)
-        found["entropy_loss"] = -losses.weighted_mean(entropy, weight)
-        found["loss"] = (
-            found["policy_gradient_loss"]
-            + self.config.vf_coef * found["value_loss"]
-            + self.entropy_weight * found["entropy_loss"]
+        terms = self._terms(batch, log_prob, value, weight)
+        terms["entropy_loss"] = -losses.weighted_mean(entropy, weight)
+        terms["loss"] = (
+            terms["policy_gradient_loss"]
+            + self.config.vf_coef * terms["value_loss"]
+            + self.ent_coef * terms["entropy_loss"]
         )
-        if whole is None:
-            return found
-        here = value.shape[0] if weight is None else weight.sum()
-        share = here / whole.samples.clamp(min=1.0 / self.reducer.size)
-        return {name: term * share for name, term in found.items()}
+        if totals is None:
+            return terms
+        num_valid = value.shape[0] if weight is None else weight.sum()
+        share = num_valid / totals.samples.clamp(min=1.0 / self.reducer.size)
+        return {name: term * share for name, term in terms.items()}
 
-    def _rows(self, pick: torch.Tensor | None) -> torch.Tensor | None:
-        """The samples of what was picked: itself, or the sequences step by step, [T * n]."""
-        if pick is None:
-            return None
-        pick = pick.long()  # places in a large rollout, times the size of an observation, pass 2^31
+    def _rows(self, pick: torch.Tensor) -> torch.Tensor:
+        """Sample indices of `pick`: `pick` or, with an RNN, the samples of its sequences, time first [T * n]."""
+        pick = pick.long()  # offsets of observations in a large rollout exceed int32
         if self.policy.rnn is None:
             return pick
         steps = torch.arange(self.rollout.steps, device=self.device)
         return (steps.unsqueeze(-1) * self.units + pick).flatten()
 
     def _forward(self, batch: Batch, pick: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Parameters and values of the samples of a batch; sequences `pick` begin with what was remembered then."""
+        """Parameters and values of a batch; sequences `pick` start from their stored recurrent states."""
         r = self.rollout
         if pick is None or r.rnn_state is None:
             return self.policy.distribution_and_value(batch.observation, batch.mask)
@@ -359,27 +367,29 @@ class PolicyGradient(Learner):
     def _terms(
         self, batch: Batch, log_prob: torch.Tensor, value: torch.Tensor, weight: torch.Tensor | None
     ) -> dict[str, torch.Tensor]:
-        """A learner's own losses: `policy_gradient_loss`, `value_loss` and what else it reports."""
-        raise ShoalError("PolicyGradient is the base of A2C and PPO; use one of them.")
+        """The algorithm's losses: `policy_gradient_loss`, `value_loss` and further metrics."""
+        raise ShoalError("PolicyGradient is a base class; use A2C or PPO.")
 
     # --- between updates -------------------------------------------------------------------------------------------
 
     def set_progress(self, done: float) -> None:
         super().set_progress(done)
-        self.entropy_weight.fill_(self.config.ent_coef * (1.0 - (1.0 - self.config.ent_coef_final) * done))
+        self.ent_coef.fill_(self.config.ent_coef * (1.0 - (1.0 - self.config.ent_coef_final) * done))
 
     def mark_discontinuity(self) -> None:
         self.reward_carry.zero_()
 
-    def _in_passes(self) -> str:
-        passes = len(self._passes(self.config.batch(self.rollout.samples) // self._each, self._each))
+    def _describe_passes(self) -> str:
+        passes = len(
+            self._passes(self.config.batch(self.rollout.samples) // self._samples_per_unit, self._samples_per_unit)
+        )
         return f" in {passes} passes" if passes > 1 else ""
 
     @property
     def nbytes(self) -> int:
         own = (self.final_value, self.advantage, self.target, self.reward_carry)
         own += () if self.ratio is None else (self.ratio,)
-        weights = 0 if self._counts is None else self._counts.nbytes * (len(self._choices) > 1)
+        weights = 0 if self._valid is None else self._valid.nbytes * (len(self._valid_masks) > 1)
         return sum(t.nbytes for t in own) + weights
 
     def state_dict(self) -> dict[str, torch.Tensor]:

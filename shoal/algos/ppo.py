@@ -1,4 +1,4 @@
-"""PPO: several epochs of mini-batches over one rollout, with a clipped ratio (Schulman et al. 2017)."""
+"""PPO: epochs of mini-batches over one rollout with a clipped objective (Schulman et al. 2017)."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -11,11 +11,10 @@ from shoal.learn import losses
 from shoal.learn.shuffle import order_plan
 
 OTHER_PROCESS = 0x2545F491
-"""From the seed of one process's shuffles to the next one's."""
-
+"""Offset between the shuffle seeds of consecutive processes."""
 
 MOST_EPOCHS = 1000
-"""Each epoch has a launch of its own that orders its samples."""
+"""Maximum number of epochs, since each needs a kernel launch for its shuffle."""
 
 
 @dataclass(frozen=True)
@@ -23,15 +22,15 @@ class PPOConfig(PolicyGradientConfig):
     """Settings of PPO."""
 
     epochs: int = 4
-    """Passes over each rollout."""
+    """Epochs over each rollout."""
     num_minibatches: int = 4
-    """Mini-batches per pass; the rollout's samples (with an RNN: envs times agents) must divide evenly."""
+    """Mini-batches per epoch; must divide the rollout's samples (with an RNN: envs x agents)."""
     clip_range: float = 0.2
-    """How far the ratio of new to old probability may move."""
+    """Clip range of the probability ratio."""
     clip_range_vf: float | None = None
-    """How far the value may move from its old one (none: no limit)."""
+    """Clip range of the value function (none: no clipping)."""
     target_kl: float | None = None
-    """Stop learning from a rollout once the KL divergence from the old policy exceeds this (none: never)."""
+    """Skip the rest of an update once the approximate KL divergence exceeds this (none: never)."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -47,7 +46,7 @@ class PPOConfig(PolicyGradientConfig):
     def check_rollout(self, steps: int, lanes: int, rnn: bool) -> None:
         if rnn and lanes % self.num_minibatches:
             raise ShoalError(
-                f"A policy with an RNN learns from whole sequences, but {lanes} of them (num-envs x agents) do not "
+                f"With an RNN, mini-batches hold whole sequences, but the {lanes} sequences (num-envs x agents) do not "
                 f"divide into {self.num_minibatches} mini-batches; change --num-envs or --num-minibatches."
             )
         if steps * lanes % self.num_minibatches:
@@ -68,12 +67,12 @@ class PPOConfig(PolicyGradientConfig):
 
 @dataclass(frozen=True)
 class APPOConfig(PPOConfig):
-    """Settings of APPO: PPO that learns from rollouts of policies a little older than its own."""
+    """Settings of APPO: asynchronous PPO with V-trace."""
 
     epochs: int = 1
-    """Passes over each rollout."""
+    """Epochs over each rollout."""
     vtrace: bool = True
-    """Correct advantages and targets by V-trace for what the policy has learned since it acted."""
+    """Correct advantages and targets for policy lag with V-trace."""
 
     like: ClassVar[str] = "ppo"
     run: ClassVar[dict[str, Any]] = dict(asynchronous=True)
@@ -120,12 +119,12 @@ class PPO(PolicyGradient):
         for shuffle in self._shuffles:
             shuffle()
             picks = self.order.split(size)
-            for pick, whole in zip(picks, self._totals(picks), strict=True):
-                found, gradient = self._gradient(pick, whole)
+            for pick, totals in zip(picks, self._totals(picks), strict=True):
+                terms, gradient = self._gradient(pick, totals)
                 if self.config.target_kl is not None:
-                    # A flag on the device instead of a branch: the steps that follow change nothing.
-                    # One that is not a number goes on to the check of the gradient, which notices it.
-                    kl = found["approx_kl"].clone()
+                    # A flag on the device, not a branch, turns the remaining steps into no-ops.
+                    # A KL of NaN does not set it: the optimizer refuses the gradient.
+                    kl = terms["approx_kl"].clone()
                     self.reducer.average(kl)
                     go = torch.where(kl > self.config.target_kl, 0.0, go)
-                self._optimizer_step(found, gradient, go)
+                self._optimizer_step(terms, gradient, go)

@@ -1,4 +1,4 @@
-"""Rollouts, returns, losses and learners. Nothing here knows a world."""
+"""Registry of the algorithms."""
 
 from collections.abc import Callable
 
@@ -26,11 +26,11 @@ LEARNERS: dict[str, tuple[type[LearnerConfig], Callable[..., Learner]]] = {
     "sac": (SACConfig, ContinuousQ),
     "td3": (TD3Config, ContinuousQ),
 }
-"""Name on the command line -> settings and learner."""
+"""Name on the command line -> classes of settings and learner."""
 
 
 def check_group(config: LearnerConfig, group: Group) -> None:
-    """Refuse a group that a learner cannot learn for, and name the algorithms that can."""
+    """Refuse a group that an algorithm does not support, and name those that do."""
     if reason := config.unsupported(group):
         others = [name for name, (other, _) in LEARNERS.items() if not other.unsupported(group)]
         raise ShoalError(f"{reason}; use --algo {any_of(others)}.")

@@ -1,1 +1,1 @@
-"""Rollouts, replay, returns, losses and optimizers. Nothing here knows a world."""
+"""Rollouts, replay, returns, losses and optimizers, independent of worlds."""

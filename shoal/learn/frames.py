@@ -1,7 +1,7 @@
-"""Copying what agents saw, whatever its type: rows of words, gathered from frames and final observations."""
+"""Copies of observations of any dtype, as rows of machine words."""
 
 from functools import cache
-from typing import Any
+from typing import Any, no_type_check
 
 import torch
 import warp as wp
@@ -10,25 +10,25 @@ from shoal.core.launch import Plan
 
 wp.set_module_options({"enable_backward": False})
 
-LANES = 32
-"""The most threads of a GPU that share a frame."""
+MAX_LANES = 32
+"""Maximum number of GPU threads that copy one frame."""
 
 BLOCK = 128
 
-PER_CORE = 32_768
-"""Words of a copy below which a second core of a CPU costs more than it brings."""
+WORDS_PER_CORE = 32_768
+"""Words per CPU core of a copy; with fewer, a second core does not pay off."""
 
 WORDS = {8: (torch.int64, wp.int64), 4: (torch.int32, wp.int32), 1: (torch.uint8, wp.uint8)}
-"""Bytes of a word -> its type in torch and in Warp."""
+"""Word size [bytes] -> dtype in torch and in Warp."""
 
 
-def word_bytes(frame: torch.Tensor) -> int:
-    """The widest word that frames like this one are made of: copies care for bytes alone, wide ones are fastest."""
+def word_size(frame: torch.Tensor) -> int:
+    """The largest word size that divides a frame's bytes, since copies of wide words are fastest."""
     return next(size for size in WORDS if frame.nbytes % size == 0)
 
 
 def as_words(tensor: torch.Tensor, batch: int, size: int) -> torch.Tensor:
-    """A tensor with `batch` leading dimensions as rows of words, [rows, words], over the same memory."""
+    """A view of a tensor with `batch` leading dimensions as [rows, words]."""
     rows = tensor.flatten(0, batch - 1)
     return rows.flatten(1).view(WORDS[size][0]) if rows.ndim > 1 else rows.unsqueeze(1).view(WORDS[size][0])
 
@@ -36,49 +36,62 @@ def as_words(tensor: torch.Tensor, batch: int, size: int) -> torch.Tensor:
 def add_gather(
     plan: Plan, source: torch.Tensor, frames: torch.Tensor, finals: torch.Tensor, out: torch.Tensor, batch: int
 ) -> None:
-    """Append a copy to `out` [n, *seen] of the frames that `source` [n, stack] (int32) numbers.
+    """Append a gather of stacked observations to a plan.
 
-    A number from 0 on is a frame of `frames` [..., *shape] (`batch` leading dimensions); -1 - i is the part of final
-    observation i, of `finals` [..., *seen], that stands in this place of the stack.
+    Args:
+        plan: The plan.
+        source: int32 [n, stack]; i >= 0 is frame i of `frames`, and -1 - i the same stack position of `finals` i.
+        frames: Single frames [..., *shape], with `batch` leading dimensions.
+        finals: Final observations with stacked frames [..., *stacked shape], with `batch` leading dimensions.
+        out: [n, *stacked shape].
+        batch: Number of leading dimensions.
     """
-    size = word_bytes(frames[(0,) * batch])
+    size = word_size(frames[(0,) * batch])
     arrays = [wp.from_torch(as_words(t, lead, size)) for t, lead in ((frames, batch), (finals, batch), (out, 1))]
-    lanes = _lanes(plan, arrays[0])
+    lanes = _threads_per_frame(plan, arrays[0])
     count, stack = source.shape
     inputs = [lanes, stack, wp.from_torch(source), *arrays]
-    plan.add_kernel(gather_kernel(WORDS[size][1]), count * stack * lanes, inputs, unit=_unit(arrays[0]), block=BLOCK)
+    unit = _frames_per_core(arrays[0])
+    plan.add_kernel(gather_kernel(WORDS[size][1]), count * stack * lanes, inputs, unit=unit, block=BLOCK)
 
 
-def add_keep(
-    plan: Plan, slots: int, taken: torch.Tensor, count: torch.Tensor, fresh: torch.Tensor, kept: torch.Tensor
+def add_store_finals(
+    plan: Plan, slots: int, num_new: torch.Tensor, count: torch.Tensor, finals: torch.Tensor, ring: torch.Tensor
 ) -> None:
-    """Append a copy of what is in the first `taken` [N] slots of `fresh` [slots, N, A, ...] to each env's ring `kept`.
+    """Append a copy of new final observations into each env's ring to a plan.
 
-    That ring is [K, N, A, ...]; `count` [N] is how many it has been given, those of now included.
+    Args:
+        plan: The plan.
+        slots: Number of slots of `finals`.
+        num_new: int32 [N], slots of `finals` in use.
+        count: int32 [N], final observations of the env so far, including these.
+        finals: [slots, N, A, ...].
+        ring: [K, N, A, ...]; observation i of an env goes to slot i % K.
     """
-    envs, agents = fresh.shape[1:3]
-    size = word_bytes(fresh[0, 0, 0])
-    arrays = [wp.from_torch(as_words(t, 3, size)) for t in (fresh, kept)]
-    lanes = _lanes(plan, arrays[0])
-    inputs = [lanes, envs, agents, kept.shape[0], wp.from_torch(taken), wp.from_torch(count), *arrays]
+    envs, agents = finals.shape[1:3]
+    size = word_size(finals[0, 0, 0])
+    arrays = [wp.from_torch(as_words(t, 3, size)) for t in (finals, ring)]
+    lanes = _threads_per_frame(plan, arrays[0])
+    inputs = [lanes, envs, agents, ring.shape[0], wp.from_torch(num_new), wp.from_torch(count), *arrays]
     threads = slots * envs * agents * lanes
-    plan.add_kernel(keep_kernel(WORDS[size][1]), threads, inputs, unit=_unit(arrays[0]), block=BLOCK)
+    plan.add_kernel(keep_kernel(WORDS[size][1]), threads, inputs, unit=_frames_per_core(arrays[0]), block=BLOCK)
 
 
-def _lanes(plan: Plan, frames: wp.array) -> int:
-    """Threads that share a frame: neighbors read neighboring words; a core of a CPU reads on by itself."""
-    return min(LANES, frames.shape[1]) if plan.device.type == "cuda" else 1
+def _threads_per_frame(plan: Plan, frames: wp.array) -> int:
+    """Threads per frame: on a GPU, adjacent threads copy adjacent words; on a CPU, one thread copies the frame."""
+    return min(MAX_LANES, frames.shape[1]) if plan.device.type == "cuda" else 1
 
 
-def _unit(frames: wp.array) -> int:
-    """Threads that a core of a CPU gets at least, one per frame."""
-    return -(-PER_CORE // frames.shape[1])
+def _frames_per_core(frames: wp.array) -> int:
+    """Minimum number of frames per CPU core, one thread each."""
+    return -(-WORDS_PER_CORE // frames.shape[1])
 
 
 @cache
 def gather_kernel(word: Any) -> Any:
-    """`add_gather` for words of one type."""
+    """The kernel of `add_gather` for one word type."""
 
+    @no_type_check
     def gather(
         first: int,
         lanes: int,
@@ -105,27 +118,28 @@ def gather_kernel(word: Any) -> Any:
 
 @cache
 def keep_kernel(word: Any) -> Any:
-    """`add_keep` for words of one type."""
+    """The kernel of `add_store_finals` for one word type."""
 
+    @no_type_check
     def keep(
         first: int,
         lanes: int,
         envs: int,
         agents: int,
-        room: int,
-        taken: wp.array(dtype=int),
+        capacity: int,
+        num_new: wp.array(dtype=int),
         count: wp.array(dtype=int),
-        fresh: wp.array2d(dtype=word),
-        kept: wp.array2d(dtype=word),
+        finals: wp.array2d(dtype=word),
+        ring: wp.array2d(dtype=word),
     ):
         i = first + wp.tid()
         row = i // lanes
         agent = row % agents
         env = (row // agents) % envs
         slot = row // (agents * envs)
-        if slot < taken[env]:
-            place = (count[env] - taken[env] + slot) % room
-            for w in range(i % lanes, fresh.shape[1], lanes):
-                kept[(place * envs + env) * agents + agent, w] = fresh[row, w]
+        if slot < num_new[env]:
+            place = (count[env] - num_new[env] + slot) % capacity
+            for w in range(i % lanes, finals.shape[1], lanes):
+                ring[(place * envs + env) * agents + agent, w] = finals[row, w]
 
     return wp.kernel(keep, module="unique", module_options={"enable_backward": False})

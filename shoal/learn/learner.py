@@ -1,4 +1,4 @@
-"""What all learners share: settings of their steps, optimizers, metrics that stay on the device."""
+"""Base of all learners: optimizer settings, optimizers, and metrics on the device."""
 
 import math
 from dataclasses import dataclass
@@ -15,14 +15,13 @@ from shoal.learn.rollout import Rollout
 from shoal.policy.normalize import RunningMoments
 
 BYTES_PER_ACTIVATION = {"fp32": 12, "bf16": 5}
-"""What a number between two layers costs in an update: itself, what autograd keeps of it, and its gradient."""
+"""Bytes per activation in an update: the activation, what autograd keeps of it, and its gradient."""
 
 LAMB_DECAY = 0.01
-"""Weight decay of Lamb, unless another one is asked for."""
+"""Default weight decay of Lamb."""
 
 LR_POWERS = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
-"""Rule -> power of the size of a mini-batch that the learning rate grows with."""
-
+"""Scaling rule -> exponent of the mini-batch size in the learning rate."""
 
 MOST = dict(
     lr=1e6,
@@ -33,42 +32,42 @@ MOST = dict(
     quantiles=2**16,
     critics=2**8,
 )
-"""The largest values of settings that overflow or that sizes are made of, where a learner has them."""
+"""Maximum values of settings that would overflow or that determine sizes."""
 
 
 @dataclass(frozen=True)
 class LearnerConfig:
-    """Settings that every learner has."""
+    """Settings of all algorithms."""
 
     lr: float = 3e-4
-    """Learning rate; with --lr-scale, of mini-batches of --lr-batch samples."""
+    """Learning rate; with --lr-scale, for mini-batches of --lr-batch samples."""
     lr_scale: Literal["none", "sqrt", "linear"] = "none"
-    """How the learning rate grows with the samples of a mini-batch, those of all agents together."""
+    """Scaling of the learning rate with the mini-batch size (samples of all envs and agents)."""
     lr_batch: int = 256
-    """Samples of the mini-batch that --lr is for, where it grows."""
+    """Reference mini-batch size of --lr, used by --lr-scale."""
     lr_warmup: float = 0.0
-    """Share of the run in which the learning rate rises from zero."""
+    """Fraction of the run with linear learning-rate warmup from 0."""
     lr_schedule: Literal["linear", "cosine", "none"] = "linear"
-    """How the learning rate falls over the rest of the run."""
+    """Learning-rate schedule after the warmup."""
     lr_final: float = 0.0
-    """Share of the learning rate that is left at the end, if it falls."""
+    """Final learning rate as a fraction of the peak."""
     optimizer: Literal["adam", "lamb"] = "adam"
-    """Adam, or Lamb for large batches, which fits the steps to the size of the weights."""
+    """Optimizer: Adam, or Lamb for large batches."""
     weight_decay: float | None = None
-    """Share of the weights lost per step, times the learning rate (none: 0.01 with Lamb, else 0)."""
+    """Decoupled weight decay (none: 0.01 with Lamb, else 0)."""
     gamma: float = 0.99
-    """Discount per step."""
+    """Discount factor."""
     max_grad_norm: float = 0.5
-    """Largest norm of the gradient."""
+    """Maximum norm for gradient clipping."""
     adam_eps: float = 1e-5
-    """Epsilon of Adam and Lamb."""
+    """Epsilon of the optimizer, for numerical stability."""
 
     network: ClassVar[tuple[str, ...]] = ()
-    """Names of the settings that the policy's network depends on."""
+    """Names of the settings that determine the policy's network."""
     like: ClassVar[str] = ""
-    """Name of the learner whose tuned settings are this one's too, where a world has none for it."""
+    """Name of the algorithm whose presets apply where a world has none for this one."""
     run: ClassVar[dict[str, Any]] = {}
-    """Settings of a run that go with this learner, unless the world or the user says something else."""
+    """Default run settings of this algorithm, below those of the world and the user."""
 
     def __post_init__(self):
         check_settings(self)
@@ -85,62 +84,63 @@ class LearnerConfig:
         require("max-grad-norm", self.max_grad_norm, self.max_grad_norm > 0, "above 0")
 
     @property
-    def decay(self) -> float:
-        """The weight decay that is meant."""
+    def resolved_weight_decay(self) -> float:
+        """`weight_decay`, or the optimizer's default."""
         return LAMB_DECAY * (self.optimizer == "lamb") if self.weight_decay is None else self.weight_decay
 
     def optimize(self, module: nn.Module, compiled: bool) -> Adam:
-        """The optimizer that is meant, for the parameters of a module."""
-        return OPTIMIZERS[self.optimizer](module, self.adam_eps, self.max_grad_norm, compiled, weight_decay=self.decay)
+        """Create the optimizer of a module's parameters."""
+        make = OPTIMIZERS[self.optimizer]
+        return make(module, self.adam_eps, self.max_grad_norm, compiled, weight_decay=self.resolved_weight_decay)
 
     def batch(self, samples: int) -> int:
-        """How many samples a step is made of, if a rollout has so many."""
+        """Samples per optimizer step, given the samples of a rollout."""
         return samples
 
     def peak_lr(self, batch: int) -> float:
-        """The highest learning rate for mini-batches of so many samples: lr (B / B0)^p, p = 1/2 or 1."""
+        """Peak learning rate for mini-batches of `batch` samples: lr (B / B0)^p with p = 1/2 or 1."""
         return self.lr * (batch / self.lr_batch) ** LR_POWERS[self.lr_scale]
 
-    def lr_share(self, done: float) -> float:
-        """The learning rate after a share `done` of the run, as a share of the highest.
+    def lr_factor(self, progress: float) -> float:
+        """Learning rate at `progress` [0, 1] of the run, as a fraction of the peak.
 
-        d / w up to the end w of the warm-up; then, with t from 0 to 1 over the rest and e the share left at the end,
-        1 - (1 - e) t or e + (1 - e) (1 + cos(pi t)) / 2.
+        progress / w during the warmup w; then, with t from 0 to 1 and final fraction e, 1 - (1 - e) t or
+        e + (1 - e) (1 + cos(pi t)) / 2.
         """
-        if done < self.lr_warmup:
-            return done / self.lr_warmup
-        t = min(1.0, (done - self.lr_warmup) / (1.0 - self.lr_warmup))
+        if progress < self.lr_warmup:
+            return progress / self.lr_warmup
+        t = min(1.0, (progress - self.lr_warmup) / (1.0 - self.lr_warmup))
         left = {"none": 1.0, "linear": 1.0 - t, "cosine": 0.5 * (1.0 + math.cos(math.pi * t))}[self.lr_schedule]
         return left if self.lr_schedule == "none" else self.lr_final + (1.0 - self.lr_final) * left
 
     @classmethod
     def unsupported(cls, group: Group) -> str:
-        """Why this learner cannot learn for a group; "" if it can."""
+        """The reason why this algorithm does not support a group ("": it does)."""
         return ""
 
     def check_rnn(self, rnn: bool) -> None:
-        """Refuse a policy with an RNN, or without one, if this learner cannot use it."""
+        """Refuse a policy with or without an RNN, if this algorithm does not support it."""
 
     def check_rollout(self, steps: int, lanes: int, rnn: bool) -> None:
-        """Refuse rollouts of a size that this learner cannot use: steps of so many lanes, envs times agents."""
+        """Refuse unsupported rollout sizes: `steps` times `lanes` (envs x agents)."""
 
     def check_processes(self, steps: int, lanes: int, rnn: bool, processes: int) -> None:
-        """Refuse a number of processes that cannot share the work, each with so many lanes of its own."""
+        """Refuse a number of processes that cannot split the batch; each has `lanes` envs x agents."""
 
     def check_cuts(self, rnn: bool) -> None:
-        """Refuse rollouts that are cut short, if this learner cannot use them."""
+        """Refuse preempted rollouts, if this algorithm does not support them."""
 
 
 class Learner:
-    """Base of the learners. After every rollout: `store`, then `update` as often as is `due`.
+    """Base of all learners. After every rollout, call `store`, then `update` as often as `due` returns.
 
-    `store` and `update` allocate nothing that lasts and read nothing on the host: they can be recorded as graphs.
+    `store` and `update` make no lasting allocations and read nothing on the host, so CUDA graphs can capture them.
     """
 
     metric_names: tuple[str, ...] = ()
-    """What every step of the optimizer adds to."""
+    """Metrics averaged over optimizer steps."""
     per_update: tuple[str, ...] = ()
-    """Metrics that are added to once per update, however many steps it has."""
+    """Metrics averaged over updates."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class Learner:
     ):
         self.reducer = reducer = rollout.reducer
         self.samples = rollout.samples * reducer.size
-        """Samples of a rollout, those of all processes together."""
+        """Samples per rollout, of all processes."""
         lanes, rnn = rollout.samples // rollout.steps, policy.rnn is not None
         config.check_rollout(rollout.steps, lanes * reducer.size, rnn)
         config.check_processes(rollout.steps, lanes, rnn, reducer.size)
@@ -161,7 +161,7 @@ class Learner:
         self.device = rollout.reward.device
         self.bf16 = bf16
         self.optimizers = {name: config.optimize(module, compiled) for name, module in self.trainable_parts().items()}
-        """One for each part of the policy that has a loss of its own."""
+        """Optimizers of the policy's parts with separate losses, by name."""
         self.optimizer = next(iter(self.optimizers.values()))
         if reducer.size > 1:
             for optimizer in self.optimizers.values():
@@ -170,80 +170,81 @@ class Learner:
             if isinstance(module, RunningMoments):
                 module.reducer = reducer
         self.peak_lr = config.peak_lr(config.batch(self.samples))
-        """The highest learning rate of the run."""
+        """Peak learning rate of the run."""
         self.updates = torch.zeros(1, dtype=torch.int32, device=self.device)
         self._updates_read = 0
         names = (*self.metric_names, "gradient_norm", *self.per_update)
         self.metrics = {name: torch.zeros((), device=self.device) for name in names}
         self.metric_count = torch.zeros((), device=self.device)
-        self._wrap: Any = (lambda f: torch.compile(f, dynamic=False)) if compiled else (lambda f: f)
+        self._maybe_compile: Any = (lambda f: torch.compile(f, dynamic=False)) if compiled else (lambda f: f)
 
     def trainable_parts(self) -> dict[str, nn.Module]:
-        """The parts of the policy that have a loss and an optimizer of their own, by the optimizer's name."""
+        """The policy's parts with separate losses and optimizers, by the optimizer's name."""
         return {"optimizer": self.policy}
 
     def store(self) -> None:
-        """Take in the rollout as it is now, if the learner keeps experience."""
+        """Store the rollout, if the learner has a replay."""
 
     def mark_discontinuity(self) -> None:
-        """Tell that the next rollout does not go on where the last one ended."""
+        """Mark that the next rollout does not continue the last one."""
 
     def on_weights_loaded(self) -> None:
-        """Tell that the policy has been given other weights."""
+        """Update what depends on the policy's weights, after they were loaded."""
 
-    def updates_due(self, made: int) -> int:
-        """How many updates this rollout calls for, after so many samples of the run."""
+    def updates_due(self, samples: int) -> int:
+        """Number of updates after this rollout; `samples` is the run's total so far."""
         return 1
 
     def update(self) -> None:
-        """Learn."""
-        raise ShoalError("Learner is the base of PolicyGradient and OffPolicy; use what is made of them.")
+        """Update the policy once."""
+        raise ShoalError("Learner is a base class; use A2C, PPO, QLearner or ContinuousQ.")
 
-    def _optimizer_step(self, found: dict[str, torch.Tensor], gradient: torch.Tensor, go: torch.Tensor) -> None:
-        """Step down the gradient, unless `go` is 0, and add what was found to the metrics."""
+    def _optimizer_step(self, terms: dict[str, torch.Tensor], gradient: torch.Tensor, go: torch.Tensor) -> None:
+        """Take an optimizer step, unless `go` is 0, and add the losses to the metrics."""
         norm = self.optimizer.step(gradient, go)
         with torch.no_grad():
             for name in self.metric_names:
-                self.metrics[name].add_(found[name].detach())
+                self.metrics[name].add_(terms[name].detach())
             self.metrics["gradient_norm"].add_(norm)
             self.metric_count.add_(1.0)
 
-    def _count(self) -> None:
-        """One update more, of which the next rollout tells."""
+    def _count_update(self) -> None:
+        """Increment the number of updates, also in the rollout."""
         self.updates.add_(1)
         self.rollout.version.add_(1)
 
-    def _precision(self):
+    def _autocast(self):
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.bf16, cache_enabled=False)
 
     # --- between updates -------------------------------------------------------------------------------------------
 
     def set_progress(self, done: float) -> None:
-        """Tell how much of the run is over, from 0 to 1: sets the learning rate."""
+        """Set the learning rate for the completed fraction `done` of the run."""
         for optimizer in self.optimizers.values():
-            optimizer.lr.fill_(self.peak_lr * self.config.lr_share(done))
+            optimizer.lr.fill_(self.peak_lr * self.config.lr_factor(done))
 
     def describe(self) -> str:
-        """How steps are made, in words."""
+        """A sentence that describes the updates, for the log."""
         c, batch = self.config, self.config.batch(self.samples)
         rate = f"{c.lr:.3g}"
         if c.lr_scale != "none":
             power = "sqrt" if c.lr_scale == "sqrt" else ""
             rate += f" x {power}({batch:,} / {c.lr_batch:,}) = {self.peak_lr:.3g}"
-        rate += f", rising over {100 * c.lr_warmup:g} % of the run" if c.lr_warmup else ""
-        fall = {"none": "", "linear": ", falling linearly", "cosine": ", falling as a cosine"}[c.lr_schedule]
+        rate += f", warmup over {100 * c.lr_warmup:g} % of the run" if c.lr_warmup else ""
+        fall = {"none": "", "linear": ", linear decay", "cosine": ", cosine decay"}[c.lr_schedule]
         fall += f" to {100 * c.lr_final:g} % of it" if fall and c.lr_final else " to 0" if fall else ""
-        decay = f", weight decay {c.decay:g}" if c.decay else ""
-        size = f"{batch:,} samples{self._in_passes()}"
-        return f"{c.optimizer.capitalize()}{decay}, mini-batches of {size}, learning rate {rate}{fall}"
+        decay = c.resolved_weight_decay
+        weight_decay = f", weight decay {decay:g}" if decay else ""
+        size = f"{batch:,} samples{self._describe_passes()}"
+        return f"{c.optimizer.capitalize()}{weight_decay}, mini-batches of {size}, learning rate {rate}{fall}"
 
-    def _in_passes(self) -> str:
-        """In how many passes a mini-batch is worked through, in words, if there are several."""
+    def _describe_passes(self) -> str:
+        """Describe the number of micro-batches per mini-batch, if more than one."""
         return ""
 
     def read_metrics(self) -> dict[str, float]:
-        """Means since the last reading. Waits for the device: once per log interval."""
-        count = max(1.0, float(self.metric_count))  # sync: the deliberate one
+        """Means since the last call. Synchronizes with the device, once per log interval."""
+        count = max(1.0, float(self.metric_count))  # sync: deliberate
         updates = int(self.updates) - self._updates_read
         self._updates_read = int(self.updates)
         totals = torch.stack(list(self.metrics.values()))
@@ -257,11 +258,11 @@ class Learner:
 
     @property
     def nbytes(self) -> int:
-        """Memory that grows with the number of envs."""
+        """Bytes that grow with the number of envs."""
         return 0
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Everything the next update depends on, besides the policy."""
+        """All tensors that the next update depends on, except the policy's."""
         pairs = self.optimizers.items()
         state = {f"{name}.{k}": v for name, optimizer in pairs for k, v in optimizer.state_dict().items()}
         return {**state, "updates": self.updates}
@@ -272,15 +273,15 @@ class Learner:
         self._updates_read = int(self.updates)
 
     def env_axes(self) -> dict[str, int]:
-        """Names of the state that have the envs along an axis, and which: each process has its own part of them."""
+        """Name -> env axis of the state tensors that are sharded over processes."""
         return {}
 
 
 def activation_memory(device: torch.device) -> int:
-    """Bytes that the activations of one pass of an update may take: a quarter of a GPU, or 1 GiB."""
+    """Maximum bytes of activations per micro-batch: a quarter of a GPU's memory, or 1 GiB."""
     return torch.cuda.get_device_properties(device).total_memory // 4 if device.type == "cuda" else 2**30
 
 
 def part_of(state: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
-    """The entries under a prefix, without it."""
+    """The entries whose names start with a prefix, which is removed."""
     return {k[len(prefix) :]: v for k, v in state.items() if k.startswith(prefix)}

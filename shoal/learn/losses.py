@@ -1,10 +1,10 @@
-"""Losses as pure functions, each with its equation. `weight` [batch] is 1 for samples that count and 0 for the rest."""
+"""Losses as pure functions, each with its equation. Samples of `weight` [batch] 0 are ignored."""
 
 import torch
 
 
 def weighted_mean(x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-    """Mean over the samples that count."""
+    """Mean over samples of weight 1."""
     return x.mean() if weight is None else (x * weight).sum() / weight.sum().clamp(min=1.0)
 
 
@@ -58,33 +58,33 @@ def approximate_kl(
 def clip_fraction(
     log_prob: torch.Tensor, old_log_prob: torch.Tensor, clip: float, weight: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Share of samples whose ratio left the clip range."""
+    """Fraction of samples whose ratio is outside the clip range."""
     ratio = torch.exp(log_prob - old_log_prob)
     return weighted_mean(((ratio - 1.0).abs() > clip).float(), weight)
 
 
 def variance(x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-    """Var(x) = E[ (x - E[x])^2 ] over the samples that count."""
+    """Var(x) = E[ (x - E[x])^2 ] over samples of weight 1."""
     return weighted_mean((x - weighted_mean(x, weight)).square(), weight)
 
 
 def explained_variance(value: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
-    """1 - Var(R - V) / Var(R): 1 is a perfect value function, 0 no better than a constant."""
+    """1 - Var(R - V) / Var(R): 1 for a perfect value function, 0 for a constant one."""
     return 1.0 - variance(target - value, weight) / variance(target, weight).clamp(min=1e-8)
 
 
 def moments(x: torch.Tensor, weight: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and one over the standard deviation, over the samples that count: what advantages are normalized by."""
-    return weighted_mean(x, weight), scale_of(variance(x, weight))
+    """Mean and inverse standard deviation over samples of weight 1, for normalizing advantages."""
+    return weighted_mean(x, weight), inverse_std(variance(x, weight))
 
 
-def scale_of(variance: torch.Tensor) -> torch.Tensor:
-    """One over the standard deviation."""
+def inverse_std(variance: torch.Tensor) -> torch.Tensor:
+    """Inverse standard deviation."""
     return torch.rsqrt(variance + 1e-8)
 
 
 def huber(error: torch.Tensor, limit: float | None = 1.0) -> torch.Tensor:
-    """x^2 / 2 up to the limit c, then c (|x| - c / 2): no error pulls harder than c (None: x^2 / 2)."""
+    """x^2 / 2 for |x| up to c = `limit`, else c (|x| - c / 2); the gradient is at most c (None: x^2 / 2)."""
     square = 0.5 * error.square()
     if limit is None:
         return square
@@ -93,16 +93,16 @@ def huber(error: torch.Tensor, limit: float | None = 1.0) -> torch.Tensor:
 
 
 RESCALE_EPS = 1e-3
-"""What keeps the inverse of `rescaled` from growing without bound."""
+"""Linear term of `rescale`, which makes its inverse Lipschitz continuous."""
 
 
-def rescaled(x: torch.Tensor, eps: float = RESCALE_EPS) -> torch.Tensor:
-    """h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x   (Pohlen et al. 2018), written so that small numbers stay exact."""
+def rescale(x: torch.Tensor, eps: float = RESCALE_EPS) -> torch.Tensor:
+    """h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x   (Pohlen et al. 2018), in a form exact for small x."""
     return x / (torch.sqrt(x.abs() + 1.0) + 1.0) + eps * x
 
 
-def unscaled(y: torch.Tensor, eps: float = RESCALE_EPS) -> torch.Tensor:
-    """The x of y = h(x): sign(y) u (u + 2), where u = sqrt(|x| + 1) - 1 solves eps u^2 + (1 + 2 eps) u = |y|."""
+def inverse_rescale(y: torch.Tensor, eps: float = RESCALE_EPS) -> torch.Tensor:
+    """h^-1(y) = sign(y) u (u + 2), where u = sqrt(|x| + 1) - 1 solves eps u^2 + (1 + 2 eps) u = |y|."""
     size, slope = y.abs(), 1.0 + 2.0 * eps
     u = 2.0 * size / (slope + torch.sqrt(slope * slope + 4.0 * eps * size))
     return torch.sign(y) * u * (u + 2.0)
@@ -111,26 +111,25 @@ def unscaled(y: torch.Tensor, eps: float = RESCALE_EPS) -> torch.Tensor:
 def categorical_projection(
     probs: torch.Tensor, reward: torch.Tensor, discount: torch.Tensor, support: torch.Tensor
 ) -> torch.Tensor:
-    """The distribution of r + d z, brought back to the atoms z [width]   (Bellemare et al. 2017).
+    """Projection of the distribution of r + d z onto the atoms z [width]   (Bellemare et al. 2017).
 
-    m_i = sum_j p_j max(0, 1 - |clip(r + d z_j, z_0, z_n) - z_i| / (z_1 - z_0)), for rows of probabilities p
-    [batch, width].
+    m_i = sum_j p_j max(0, 1 - |clip(r + d z_j, z_0, z_n) - z_i| / (z_1 - z_0)), with probabilities p [batch, width].
     """
     moved = reward.unsqueeze(-1) + discount.unsqueeze(-1) * support
     moved = torch.minimum(torch.maximum(moved, support[0]), support[-1])
-    apart = (moved.unsqueeze(-2) - support.unsqueeze(-1)).abs() / (support[1] - support[0])
-    return (probs.unsqueeze(-2) * (1.0 - apart).clamp(min=0.0)).sum(dim=-1)
+    distance = (moved.unsqueeze(-2) - support.unsqueeze(-1)).abs() / (support[1] - support[0])
+    return (probs.unsqueeze(-2) * (1.0 - distance).clamp(min=0.0)).sum(dim=-1)
 
 
 def cross_entropy(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """-sum_i m_i log p_i of rows [batch, width]."""
+    """-sum_i m_i log p_i, [batch] from [batch, width]."""
     return -(target * torch.log_softmax(logits, dim=-1)).sum(dim=-1)
 
 
 def quantile_loss(quantile: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """sum_i E_j[ |tau_i - 1{u < 0}| huber(u) ],  u = target_j - quantile_i,  tau_i = (i + 1/2) / n.
 
-    Of rows of quantiles [batch, n] and samples of what they should be [batch, m] (Dabney et al. 2018).
+    For quantiles [batch, n] and target samples [batch, m] (Dabney et al. 2018).
     """
     n = quantile.shape[-1]
     tau = (torch.arange(n, device=quantile.device) + 0.5) / n

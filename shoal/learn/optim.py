@@ -1,4 +1,4 @@
-"""Adam and Lamb over one flat vector: one gradient to reduce, to clip and to apply, wherever it came from."""
+"""Adam and Lamb on one flat parameter vector, with gradient reduction and clipping."""
 
 from collections.abc import Callable
 
@@ -6,30 +6,30 @@ import torch
 from torch import nn
 
 ROW = 512
-"""Where norms or weight decay tell parameters apart, each of them fills whole rows of this many numbers."""
+"""Elements per row. With per-parameter steps, each parameter is padded to whole rows."""
 
-ALIGNED = 4
-"""Elsewhere it fills a multiple of 16 bytes: compiled code that reads four numbers at once may read any parameter."""
+ALIGNMENT = 4
+"""Otherwise parameters are padded to this many elements (16 bytes), as compiled vector loads need."""
 
 LARGEST_NORM = 10.0
-"""Lamb counts the norm of a parameter as at most this."""
+"""Upper bound of a parameter's norm in Lamb."""
 
 TRUST = (0.01, 100.0)
 """Bounds of Lamb's trust ratio."""
 
 
 class Adam:
-    """Adam (Kingma & Ba 2015) with gradient clipping, on the device and without reading anything on the host.
+    """Adam (Kingma & Ba 2015) with gradient clipping, without reads on the host.
 
-    The parameters become views of one vector. A step whose gradient is not finite, or whose `go` flag is 0, changes
-    nothing: so it can be recorded in a graph and still be skipped.
+    The parameters become views of one vector. A step with a gradient that is not finite, or a `go` flag of 0, changes
+    nothing, so that steps of a CUDA graph can be skipped.
 
-    Weight decay is decoupled (Loshchilov & Hutter 2019) and for weights alone: for what has two axes or more, not for
-    biases, norms and scalars.
+    Weight decay is decoupled (Loshchilov & Hutter 2019) and applies to parameters with two or more axes, not to biases,
+    norms and scalars.
     """
 
-    by_parameter = False
-    """Whether the size of a step depends on the parameter it is for."""
+    scales_per_parameter = False
+    """Whether the step is scaled per parameter."""
 
     def __init__(
         self,
@@ -42,13 +42,13 @@ class Adam:
     ):
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         device = self.parameters[0].device
-        self.apart = self.by_parameter or weight_decay > 0
-        """Whether parameters are told apart."""
-        self.row = ROW if self.apart else ALIGNED
+        self.per_parameter = self.scales_per_parameter or weight_decay > 0
+        """Whether the step needs to know which elements belong to which parameter."""
+        self.row = ROW if self.per_parameter else ALIGNMENT
         rows = [-(-p.numel() // self.row) for p in self.parameters]
         pairs = list(zip(rows, self.parameters, strict=True))
         self._gaps = [torch.zeros(n * self.row - p.numel(), device=device) for n, p in pairs]
-        self.flat = self.joined([p.detach() for p in self.parameters])
+        self.flat = self.flatten([p.detach() for p in self.parameters])
         offset = 0
         for n, p in pairs:
             p.data = self.flat[offset : offset + p.numel()].view_as(p)
@@ -58,40 +58,40 @@ class Adam:
         self.steps = torch.zeros((), device=device)
         self.lr = torch.zeros((), device=device)
         self.bad_steps = torch.zeros((), device=device)
-        """Steps refused because the gradient was not finite."""
+        """Number of steps skipped because the gradient was not finite."""
         self.eps, self.max_norm, self.betas, self.weight_decay = eps, max_norm, betas, weight_decay
-        if self.apart:
-            self._tell_apart(rows)
+        if self.per_parameter:
+            self._index_rows(rows)
         self.reduce: Callable[[torch.Tensor], None] | None = None
-        """Averages the gradient over processes, in place; the one place where that happens.
+        """Averages the gradient over processes in place (None: one process).
 
-        Losses are made so that their mean over the processes is the loss of all samples."""
+        The mean over processes of each loss is the loss of all samples."""
         self._apply: Callable = torch.compile(self._apply_eager, dynamic=False) if compiled else self._apply_eager
 
-    def _tell_apart(self, rows: list[int]) -> None:
-        """Which rows belong to which parameter: so norms are sums of sums of rows, in a fixed order, and no loop."""
+    def _index_rows(self, rows: list[int]) -> None:
+        """Index which rows belong to which parameter, to sum norms per row in a fixed order without a loop."""
         device, count = self.flat.device, torch.tensor(rows)
         self.owner = torch.repeat_interleave(torch.arange(len(rows)), count).to(device)
-        """[rows]: whose row it is."""
+        """int64 [rows]: index of the row's parameter."""
         place = torch.arange(max(rows)).expand(len(rows), -1)
-        self.inside = (place < count[:, None]).to(device)
-        """[parameters, most rows of one]: whether the parameter has so many."""
-        self.table = torch.where(place < count[:, None], place + (count.cumsum(0) - count)[:, None], 0).to(device)
-        """[parameters, most rows of one]: its rows."""
+        self.row_mask = (place < count[:, None]).to(device)
+        """bool [parameters, max rows]: whether the entry of `row_index` is a row of the parameter."""
+        self.row_index = torch.where(place < count[:, None], place + (count.cumsum(0) - count)[:, None], 0).to(device)
+        """int64 [parameters, max rows]: rows of the parameter."""
         self.is_weight = torch.tensor([p.ndim > 1 for p in self.parameters], device=device)
-        """[parameters]: whether it is neither a bias nor a norm nor a scalar."""
+        """bool [parameters]: whether it has two or more axes."""
 
-    def joined(self, pieces: list[torch.Tensor]) -> torch.Tensor:
-        """One for each parameter, as one vector."""
+    def flatten(self, pieces: list[torch.Tensor]) -> torch.Tensor:
+        """Concatenate one tensor per parameter to a vector, with padding."""
         pairs = zip(pieces, self._gaps, strict=True)
         return torch.cat([part for piece, gap in pairs for part in (piece.reshape(-1), gap) if part.numel()])
 
     def gradient(self, loss: torch.Tensor) -> torch.Tensor:
-        """The gradient of `loss` as one vector; those of several parts of a batch add up."""
-        return self.joined(list(torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)))
+        """The gradient of `loss` as one vector; gradients of parts of a batch can be added."""
+        return self.flatten(list(torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True)))
 
     def step(self, gradient: torch.Tensor, go: torch.Tensor) -> torch.Tensor:
-        """One step down the gradient; returns its norm before clipping."""
+        """Take one step and return the gradient's norm before clipping."""
         if self.reduce is not None:
             self.reduce(gradient)
         return self._apply(gradient, go)
@@ -109,16 +109,16 @@ class Adam:
         self.second.add_((g * g - self.second) * ((1.0 - b2) * go))
         steps = self.steps.clamp(min=1.0)
         root = torch.sqrt(self.second / (1.0 - torch.pow(b2, steps))) + self.eps
-        if not self.apart:
+        if not self.per_parameter:
             size = self.lr * go / (1.0 - torch.pow(b1, steps))
             self.flat.sub_(size * self.first / root)
         else:
             step = self.first / ((1.0 - torch.pow(b1, steps)) * root)
-            self.flat.sub_(self.lr * go * self._shaped(step.view(-1, self.row)).view(-1))
+            self.flat.sub_(self.lr * go * self._scaled_step(step.view(-1, self.row)).view(-1))
         return norm
 
-    def _shaped(self, step: torch.Tensor) -> torch.Tensor:
-        """Adam's step [rows, ROW] as it is to be taken: u = m / (sqrt(v) + eps) + d w, the decay d for weights."""
+    def _scaled_step(self, step: torch.Tensor) -> torch.Tensor:
+        """Adam's step [rows, ROW] with weight decay: u = m / (sqrt(v) + eps) + d w."""
         decay = self.is_weight[self.owner].unsqueeze(-1) * self.weight_decay
         return step + decay * self.flat.view_as(step)
 
@@ -131,25 +131,25 @@ class Adam:
 
 
 class Lamb(Adam):
-    """Lamb (You et al. 2020), for large batches: a step is as long as the weights that it changes.
+    """Lamb (You et al. 2020), for large batches: the step of each parameter is scaled to the norm of its weights.
 
-    r = min(|w|, 10) / |u|, between 0.01 and 100, for each parameter; w falls by lr r u. Biases, norms and scalars, and
-    weights that are all zero, as residual branches begin, take the plain step of Adam: r = 1.
+    w <- w - lr r u with r = min(|w|, 10) / |u|, clipped to [0.01, 100]. Biases, norms, scalars and all-zero weights
+    (such as initial residual branches) take Adam's step: r = 1.
     """
 
-    by_parameter = True
+    scales_per_parameter = True
 
-    def _shaped(self, step: torch.Tensor) -> torch.Tensor:
-        step = super()._shaped(step)
+    def _scaled_step(self, step: torch.Tensor) -> torch.Tensor:
+        step = super()._scaled_step(step)
         length, weight = self._norms(step), self._norms(self.flat.view_as(step))
         ratio = (weight.clamp(max=LARGEST_NORM) / length).clamp(*TRUST)
         ratio = torch.where(self.is_weight & (weight > 0) & (length > 0), ratio, 1.0)
         return ratio[self.owner].unsqueeze(-1) * step
 
     def _norms(self, x: torch.Tensor) -> torch.Tensor:
-        """The norm of each parameter's part of x [rows, ROW]."""
+        """Norm of each parameter's rows of x [rows, ROW]."""
         squares = x.square().sum(dim=1)
-        return torch.where(self.inside, squares[self.table], 0.0).sum(dim=1).sqrt()
+        return torch.where(self.row_mask, squares[self.row_index], 0.0).sum(dim=1).sqrt()
 
 
 OPTIMIZERS: dict[str, type[Adam]] = {"adam": Adam, "lamb": Lamb}

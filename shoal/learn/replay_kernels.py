@@ -1,4 +1,6 @@
-"""The kernels of a replay: numbering, priorities, draws, and what followed on a step within its episode."""
+"""Kernels of the replay: serial numbers, priorities, draws and n-step returns."""
+
+from typing import no_type_check
 
 import warp as wp
 
@@ -8,20 +10,20 @@ from shoal.learn.sum_tree import descend
 wp.set_module_options({"enable_backward": False, "fuse_fp": False, "optimization_level": 3})
 
 DRAW_STREAM = wp.constant(wp.uint32(1 << 31))
-"""Stream of the random numbers of draws, above those of worlds and of actions."""
+"""Random stream of draws, distinct from those of worlds and of actions."""
 
 
 @wp.struct
 class Ring:
-    """What kernels see of a replay; `Replay` says what the arrays hold."""
+    """A replay as an argument of kernels; `Replay` documents the arrays."""
 
     rows: int
     envs: int
     agents: int
     stack: int
-    kept: int
-    leaves: bool
-    waits: bool
+    num_slots: int
+    can_leave: bool
+    can_wait: bool
     head: wp.array(dtype=int)
     filled: wp.array(dtype=int)
     age: wp.array2d(dtype=int)
@@ -36,74 +38,80 @@ class Ring:
 
 
 @wp.kernel
-def number_finals(first: int, ring: Ring, steps: int, slots: int, taken: wp.array(dtype=int)):
-    """Number the final observations of an env in the rows from the head on, in the order in which slots hold them."""
+@no_type_check
+def assign_final_serials(first: int, ring: Ring, steps: int, slots: int, new_finals: wp.array(dtype=int)):
+    """Assign serial numbers to an env's final observations in the `steps` rows from the head, in slot order."""
     env = first + wp.tid()
     found = int(0)
     for t in range(steps):
         row = (ring.head[0] + t) % ring.rows
-        number = int(-1)
+        serial = int(-1)
         if ring.truncated[row, env] and not ring.terminated[row, env] and found < slots:
-            number = ring.final_count[env] + found
+            serial = ring.final_count[env] + found
             found += 1
-        ring.serial[row, env] = number
-    taken[env] = found
+        ring.serial[row, env] = serial
+    new_finals[env] = found
     ring.final_count[env] = ring.final_count[env] + found
 
 
 @wp.func
-def chooses(ring: Ring, row: int, env: int, agent: int) -> bool:
-    """Whether an agent was in the game then, and the action its choice."""
+@no_type_check
+def is_decision(ring: Ring, row: int, env: int, agent: int) -> bool:
+    """Whether the agent was alive and chose its action at this row."""
     found = bool(True)
-    if ring.leaves:
+    if ring.can_leave:
         found = ring.alive[row, env, agent]
-    if ring.waits:
+    if ring.can_wait:
         found = found and ring.is_decision_step[row, env, agent]
     return found
 
 
 @wp.func
-def ever_chooses(ring: Ring, row: int, span: int, env: int, agent: int) -> bool:
-    """Whether there is anything to learn in so many rows."""
+@no_type_check
+def any_decision(ring: Ring, row: int, span: int, env: int, agent: int) -> bool:
+    """Whether the agent chose any action in `span` rows."""
     found = bool(False)
     for t in range(span):
         if not found:
-            found = chooses(ring, (row + t) % ring.rows, env, agent)
+            found = is_decision(ring, (row + t) % ring.rows, env, agent)
     return found
 
 
 @wp.kernel
-def set_leaves(
+@no_type_check
+def set_new_priorities(
     first: int,
     ring: Ring,
-    farthest: int,
+    max_behind: int,
     stride: int,
     span: int,
     window: int,
     top: wp.array(dtype=float),
     nodes: wp.array(dtype=float),
 ):
-    """Of rows that have got their future the top priority; 0 for those without, and for those without a history."""
+    """Give transitions with a complete n-step window the maximum priority so far, all others 0."""
     i = first + wp.tid()
     cells = ring.envs * ring.agents
-    behind = (farthest - i // cells) * stride  # rows behind the head; from 0 down they are the oldest ones
+    behind = (max_behind - i // cells) * stride  # rows behind the head; 0 and below: the oldest rows
     row = (ring.head[0] - behind + ring.rows) % ring.rows
     env = (i % cells) // ring.agents
     agent = i % ring.agents
     priority = float(0.0)
     if behind >= window and behind <= ring.filled[0] - ring.stack + 1:
-        if ever_chooses(ring, row, span, env, agent):
+        if any_decision(ring, row, span, env, agent):
             priority = top[0]
     nodes[row // stride * cells + i % cells] = priority
 
 
 @wp.func
+@no_type_check
 def draw_words(i: int, seed: int, counter: wp.array(dtype=int)):
-    """Four random words for the i-th place of a draw."""
+    """Four random words for the i-th element of a draw."""
     return philox(vec4u(wp.uint32(i), wp.uint32(counter[0]), wp.uint32(0), DRAW_STREAM), wp.uint64(seed))
 
 
 @wp.kernel
+@no_type_check
 def draw_uniform(
     first: int,
     ring: Ring,
@@ -115,33 +123,34 @@ def draw_uniform(
     stride: int,
     span: int,
     window: int,
-    place: wp.array(dtype=wp.int64),
+    index: wp.array(dtype=wp.int64),
     priority: wp.array(dtype=float),
 ):
-    """Any of the rows that have both history and future; the priority is 1, or 0 where there is nothing to learn.
+    """Draw uniformly from rows with complete history and n-step window; priority 1, or 0 without a decision.
 
-    The batch divides the envs and agents, those of all processes, into equal parts; one is drawn from each. So a
-    process draws from its own ones, and whatever the number of processes, together they draw the same.
+    Stratified over the envs and agents of all processes: each process draws its own strata, so the number of processes
+    does not change what all of them draw.
     """
     i = first + wp.tid()
-    number = process * batch + i
-    words = draw_words(number, seed, counter)
+    stratum = process * batch + i
+    words = draw_words(stratum, seed, counter)
     cells = ring.envs * ring.agents
-    nearest = (window + stride - 1) // stride
-    choices = wp.max((ring.filled[0] - ring.stack + 1) // stride - nearest + 1, 1)
-    behind = (nearest + below(words[0], choices)) * stride
+    min_behind = (window + stride - 1) // stride
+    choices = wp.max((ring.filled[0] - ring.stack + 1) // stride - min_behind + 1, 1)
+    behind = (min_behind + below(words[0], choices)) * stride
     row = (ring.head[0] - behind + ring.rows) % ring.rows
-    share = (wp.float64(number) + wp.float64(words[1]) * wp.float64(2.3283064365386963e-10)) / wp.float64(
+    share = (wp.float64(stratum) + wp.float64(words[1]) * wp.float64(2.3283064365386963e-10)) / wp.float64(
         processes * batch
     )
     among_all = wp.int64(share * wp.float64(processes) * wp.float64(cells))
     cell = wp.clamp(int(among_all - wp.int64(process) * wp.int64(cells)), 0, cells - 1)
-    place[i] = wp.int64(row // stride) * wp.int64(cells) + wp.int64(cell)
-    known = ever_chooses(ring, row, span, cell // ring.agents, cell % ring.agents)
-    priority[i] = wp.where(known, 1.0, 0.0)
+    index[i] = wp.int64(row // stride) * wp.int64(cells) + wp.int64(cell)
+    valid = any_decision(ring, row, span, cell // ring.agents, cell % ring.agents)
+    priority[i] = wp.where(valid, 1.0, 0.0)
 
 
 @wp.kernel
+@no_type_check
 def draw_by_priority(
     first: int,
     batch: int,
@@ -151,69 +160,73 @@ def draw_by_priority(
     levels: int,
     starts: wp.array(dtype=int),
     nodes: wp.array(dtype=float),
-    place: wp.array(dtype=wp.int64),
+    index: wp.array(dtype=wp.int64),
     priority: wp.array(dtype=float),
 ):
-    """The batch divides the sum of all priorities into equal parts; one place is drawn from each."""
+    """Draw one index from each of `batch` equal parts of the sum of all priorities."""
     i = first + wp.tid()
     words = draw_words(process * batch + i, seed, counter)
     share = (wp.float64(i) + wp.float64(words[0]) * wp.float64(2.3283064365386963e-10)) / wp.float64(batch)
     leaf = descend(share * wp.float64(nodes[starts[levels - 1]]), levels, starts, nodes)
-    place[i] = wp.int64(leaf)
+    index[i] = wp.int64(leaf)
     priority[i] = nodes[leaf]
 
 
 @wp.struct
-class Window:
-    """What an agent went on to get, and from where to bootstrap."""
+class NStepWindow:
+    """An n-step return and the row to bootstrap from."""
 
     reward: float
     discount: float
-    ahead: int
-    """Steps to the row that comes next in the window, or in which the episode was truncated if `final`."""
+    length: int
+    """Steps to the row to bootstrap from; if `final`, to the row in which the episode was truncated."""
     final: bool
+    """Whether to bootstrap from the final observation in `slot`."""
     slot: int
     lost: bool
+    """Whether that final observation is no longer stored."""
 
 
 @wp.func
-def look_ahead(ring: Ring, n_step: int, gamma: float, row: int, env: int, agent: int) -> Window:
-    """Up to n steps on: to the end of the episode, or until the agent leaves."""
-    w = Window()
-    worth = float(1.0)
+@no_type_check
+def n_step_window(ring: Ring, n_step: int, gamma: float, row: int, env: int, agent: int) -> NStepWindow:
+    """Up to n steps, until the episode ends or the agent leaves."""
+    w = NStepWindow()
+    discount = float(1.0)
     total = float(0.0)
-    going = bool(True)
+    active = bool(True)
     for k in range(n_step):
-        if going:
-            now = (row + k) % ring.rows
-            total += worth * ring.reward[now, env, agent]
-            worth *= gamma
-            if ring.terminated[now, env]:
-                going = False
-            elif ring.truncated[now, env]:
-                going = False
-                number = ring.serial[now, env]
+        if active:
+            current = (row + k) % ring.rows
+            total += discount * ring.reward[current, env, agent]
+            discount *= gamma
+            if ring.terminated[current, env]:
+                active = False
+            elif ring.truncated[current, env]:
+                active = False
+                serial = ring.serial[current, env]
                 w.final = True
-                w.ahead = k
-                w.slot = number % ring.kept
-                w.lost = number < 0 or ring.final_count[env] - number > ring.kept
-                w.discount = worth
-                if ring.leaves:
+                w.length = k
+                w.slot = serial % ring.num_slots
+                w.lost = serial < 0 or ring.final_count[env] - serial > ring.num_slots
+                w.discount = discount
+                if ring.can_leave:
                     if not w.lost:
                         if not ring.final_alive[w.slot, env, agent]:
                             w.discount = 0.0
-            elif ring.leaves:
-                going = ring.alive[(now + 1) % ring.rows, env, agent]
-    if going:
-        w.ahead = n_step
-        w.discount = worth
+            elif ring.can_leave:
+                active = ring.alive[(current + 1) % ring.rows, env, agent]
+    if active:
+        w.length = n_step
+        w.discount = discount
     w.reward = total
     return w
 
 
 @wp.func
-def frame_at(ring: Ring, row: int, env: int, agent: int, k: int) -> int:
-    """The k-th frame that an agent sees at a row: not from before its episode."""
+@no_type_check
+def source_of_frame(ring: Ring, row: int, env: int, agent: int, k: int) -> int:
+    """Index in `frames` of the k-th stacked frame at a row, never from before the episode."""
     back = int(0)
     if ring.stack > 1:
         back = wp.min(ring.stack - 1 - k, ring.age[row, env])
@@ -221,101 +234,106 @@ def frame_at(ring: Ring, row: int, env: int, agent: int, k: int) -> int:
 
 
 @wp.func
-def located(ring: Ring, place: wp.int64) -> wp.vec3i:
-    """Row (or number of the sequence), env and agent of a place."""
-    number = int(place)
-    cell = number // ring.agents
-    return wp.vec3i(cell // ring.envs, cell % ring.envs, number % ring.agents)
+@no_type_check
+def unpack_index(ring: Ring, index: wp.int64) -> wp.vec3i:
+    """Row (or position of the sequence), env and agent of an index."""
+    i = int(index)
+    cell = i // ring.agents
+    return wp.vec3i(cell // ring.envs, cell % ring.envs, i % ring.agents)
 
 
 @wp.func
-def place_of(ring: Ring, row: int, env: int, agent: int) -> wp.int64:
-    """The number of a place."""
+@no_type_check
+def pack_index(ring: Ring, row: int, env: int, agent: int) -> wp.int64:
+    """Index of a row, env and agent."""
     return (wp.int64(row) * wp.int64(ring.envs) + wp.int64(env)) * wp.int64(ring.agents) + wp.int64(agent)
 
 
 @wp.func
-def final_at(ring: Ring, slot: int, env: int, agent: int) -> int:
-    """The source that stands for a final observation: below 0."""
+@no_type_check
+def source_of_final(ring: Ring, slot: int, env: int, agent: int) -> int:
+    """Source index of a final observation, below 0."""
     return -1 - ((slot * ring.envs + env) * ring.agents + agent)
 
 
 @wp.kernel
-def look(
+@no_type_check
+def gather_transitions(
     first: int,
     ring: Ring,
     n_step: int,
     gamma: float,
-    place: wp.array(dtype=wp.int64),
+    index: wp.array(dtype=wp.int64),
     priority: wp.array(dtype=float),
-    later_place: wp.array(dtype=wp.int64),
+    next_index: wp.array(dtype=wp.int64),
     reward: wp.array(dtype=float),
     discount: wp.array(dtype=float),
-    counts: wp.array(dtype=wp.bool),
+    valid: wp.array(dtype=wp.bool),
     source: wp.array2d(dtype=int),
-    later_source: wp.array2d(dtype=int),
+    next_source: wp.array2d(dtype=int),
 ):
-    """What followed on each place, and which frames to show."""
+    """N-step return of each transition, and the sources of its frames."""
     i = first + wp.tid()
-    at = located(ring, place[i])
+    at = unpack_index(ring, index[i])
     row = at[0]
     env = at[1]
     agent = at[2]
-    w = look_ahead(ring, n_step, gamma, row, env, agent)
+    w = n_step_window(ring, n_step, gamma, row, env, agent)
     reward[i] = w.reward
     discount[i] = w.discount
-    counts[i] = priority[i] > 0.0 and not w.lost
+    valid[i] = priority[i] > 0.0 and not w.lost
     final = w.final and not w.lost
-    later = row
+    next_row = row
     if not w.final:
-        later = (row + w.ahead) % ring.rows
-    later_place[i] = place_of(ring, later, env, agent)
+        next_row = (row + w.length) % ring.rows
+    next_index[i] = pack_index(ring, next_row, env, agent)
     for k in range(ring.stack):
-        source[i, k] = frame_at(ring, row, env, agent, k)
+        source[i, k] = source_of_frame(ring, row, env, agent, k)
         if final:
-            later_source[i, k] = final_at(ring, w.slot, env, agent)
+            next_source[i, k] = source_of_final(ring, w.slot, env, agent)
         else:
-            later_source[i, k] = frame_at(ring, later, env, agent, k)
+            next_source[i, k] = source_of_frame(ring, next_row, env, agent, k)
 
 
 @wp.kernel
-def lay_out(
+@no_type_check
+def gather_sequence_rows(
     first: int,
     ring: Ring,
     stride: int,
-    place: wp.array(dtype=wp.int64),
+    index: wp.array(dtype=wp.int64),
     priority: wp.array(dtype=float),
-    counted: wp.array(dtype=wp.bool),
-    at: wp.array2d(dtype=wp.int64),
+    drawable: wp.array(dtype=wp.bool),
+    cell: wp.array2d(dtype=wp.int64),
     alive: wp.array2d(dtype=wp.bool),
     final_index: wp.array2d(dtype=int),
     final_row: wp.array2d(dtype=wp.int64),
     source: wp.array3d(dtype=int),
     final_source: wp.array3d(dtype=int),
 ):
-    """The rows of each sequence, which frames to show, and its first truncated episodes."""
+    """Cells and frame sources of each sequence, and its first truncated episodes."""
     i = first + wp.tid()
-    which = located(ring, place[i])
-    begin = which[0] * stride
-    env = which[1]
-    agent = which[2]
-    counted[i] = priority[i] > 0.0
+    start = unpack_index(ring, index[i])
+    first_row = start[0] * stride
+    env = start[1]
+    agent = start[2]
+    drawable[i] = priority[i] > 0.0
     found = int(0)
-    for t in range(at.shape[0]):
-        row = (begin + t) % ring.rows
-        at[t, i] = place_of(ring, row, env, agent)
-        alive[t, i] = chooses(ring, row, env, agent)
+    for t in range(cell.shape[0]):
+        row = (first_row + t) % ring.rows
+        cell[t, i] = pack_index(ring, row, env, agent)
+        alive[t, i] = is_decision(ring, row, env, agent)
         for k in range(ring.stack):
-            source[t, i, k] = frame_at(ring, row, env, agent, k)
-        index = int(-1)
+            source[t, i, k] = source_of_frame(ring, row, env, agent, k)
+        order = int(-1)
         serial = ring.serial[row, env]
-        if serial >= 0 and ring.final_count[env] - serial <= ring.kept and found < final_row.shape[0]:
-            index = found
+        if serial >= 0 and ring.final_count[env] - serial <= ring.num_slots and found < final_row.shape[0]:
+            order = found
             final_row[found, i] = wp.int64(t)
             for k in range(ring.stack):
-                final_source[found, i, k] = final_at(ring, serial % ring.kept, env, agent)
+                final_source[found, i, k] = source_of_final(ring, serial % ring.num_slots, env, agent)
             found += 1
-        final_index[t, i] = index
+        final_index[t, i] = order
     for f in range(found, final_row.shape[0]):
         final_row[f, i] = wp.int64(-1)
         for k in range(ring.stack):
@@ -323,37 +341,38 @@ def lay_out(
 
 
 @wp.kernel
-def look_along(
+@no_type_check
+def gather_sequence_targets(
     first: int,
     ring: Ring,
     stride: int,
     batch: int,
     n_step: int,
     gamma: float,
-    place: wp.array(dtype=wp.int64),
+    index: wp.array(dtype=wp.int64),
     alive: wp.array2d(dtype=wp.bool),
     final_index: wp.array2d(dtype=int),
     reward: wp.array2d(dtype=float),
     discount: wp.array2d(dtype=float),
-    later: wp.array2d(dtype=wp.int64),
-    counts: wp.array2d(dtype=wp.bool),
+    next_row: wp.array2d(dtype=wp.int64),
+    valid: wp.array2d(dtype=wp.bool),
 ):
-    """What followed on each row of each sequence."""
+    """N-step return of each row of each sequence, and the row of q to bootstrap from."""
     n = first + wp.tid()
     t = n // batch
     i = n % batch
-    which = located(ring, place[i])
-    row = (which[0] * stride + t) % ring.rows
-    env = which[1]
-    agent = which[2]
-    w = look_ahead(ring, n_step, gamma, row, env, agent)
+    start = unpack_index(ring, index[i])
+    row = (start[0] * stride + t) % ring.rows
+    env = start[1]
+    agent = start[2]
+    w = n_step_window(ring, n_step, gamma, row, env, agent)
     reward[t, i] = w.reward
     discount[t, i] = w.discount
-    known = alive[t, i]
-    target = t + w.ahead
+    is_valid = alive[t, i]
+    target = t + w.length
     if w.final:
-        index = final_index[target, i]
-        known = known and index >= 0
-        target = wp.where(index >= 0, final_index.shape[0] + index, t)
-    later[t, i] = wp.int64(target)
-    counts[t, i] = known
+        order = final_index[target, i]
+        is_valid = is_valid and order >= 0
+        target = wp.where(order >= 0, final_index.shape[0] + order, t)
+    next_row[t, i] = wp.int64(target)
+    valid[t, i] = is_valid

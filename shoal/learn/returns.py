@@ -1,4 +1,6 @@
-"""Advantages and returns over a rollout: one thread per agent walks through time, on CPU and on GPU."""
+"""Advantages and returns of a rollout, with one thread per agent on CPU and GPU."""
+
+from typing import no_type_check
 
 import torch
 import warp as wp
@@ -7,10 +9,11 @@ from shoal.core.kernels import Broadcast
 from shoal.core.launch import Plan, bind
 from shoal.learn.rollout import Rollout
 
-ALWAYS = torch.ones(1, 1, 1, dtype=torch.bool)
+ALL_TRUE = torch.ones(1, 1, 1, dtype=torch.bool)
 
 
 @wp.func
+@no_type_check
 def generalized_advantage(
     env: int,
     agent: int,
@@ -25,7 +28,7 @@ def generalized_advantage(
     alive: wp.array3d[wp.bool],
     final_alive: wp.array3d[wp.bool],
     is_decision_step: wp.array3d[wp.bool],
-    lags: bool,
+    use_vtrace: bool,
     rho_clip: float,
     trace_clip: float,
     ratio: wp.array3d[float],
@@ -34,13 +37,12 @@ def generalized_advantage(
 ):
     """A_t = r_t + gamma (V(s_{t+1}) + lam D_{t+1}) - V(s_t),  target V(s_t) + D_t;  D = A   (Schulman et al. 2016).
 
-    If the policy has changed since it acted (`lags`), by a ratio w_t = pi(a_t) / mu(a_t) of probabilities, D is
-    V-trace's (Espeholt et al. 2018): D_t = min(w_t, rho) (r_t + gamma V(s_{t+1}) - V(s_t)) + gamma lam
-    min(w_t, c) D_{t+1}.
+    With `use_vtrace`, the ratio w_t = pi(a_t) / mu(a_t) corrects for the lag of the behavior policy mu (Espeholt et al.
+    2018): D_t = min(w_t, rho) (r_t + gamma V(s_{t+1}) - V(s_t)) + gamma lam min(w_t, c) D_{t+1}.
 
-    At the end of an episode the bracket is 0 if it terminated, the value of the real final observation if it was
-    truncated. An agent that leaves the game has terminated, whatever the others do. Where an agent does not choose,
-    the rewards up to its next choice add up, discounted: one decision, one advantage.
+    At the end of an episode the bracket is 0 if it terminated, and the value of the final observation if it was
+    truncated. An agent that leaves has terminated. Between an agent's decisions, discounted rewards accumulate, so that
+    each decision has one advantage.
     """
     steps = reward.shape[1]
     scale = reward_scale[0]
@@ -50,50 +52,51 @@ def generalized_advantage(
     for t in range(steps):
         if truncated[env, t] and not terminated[env, t]:
             slot += 1
-    ahead = value[env, steps, agent]  # what follows on row t is worth, as it was held to be
-    more = float(0.0)  # and how much more it turned out to be
+    next_value = value[env, steps, agent]  # V(s_{t+1}), then r_t + gamma V(s_{t+1})
+    trace = float(0.0)  # D_{t+1}
     for back in range(steps):
         t = steps - 1 - back
         if terminated[env, t]:
-            ahead = 0.0
-            more = 0.0
+            next_value = 0.0
+            trace = 0.0
         elif truncated[env, t]:
             slot -= 1
-            more = 0.0
-            ahead = value[env, t, agent]  # stands in for a final observation that there was no room for
+            trace = 0.0
+            next_value = value[env, t, agent]  # in place of a final observation that was not stored
             if slot < final_value.shape[1]:
-                ahead = final_value[env, slot, agent]
+                next_value = final_value[env, slot, agent]
                 if can_leave:
                     if not final_alive[env, slot, agent]:
-                        ahead = 0.0
+                        next_value = 0.0
         elif can_leave:
             if not alive[env, t + 1, agent]:
-                ahead = 0.0
-                more = 0.0
+                next_value = 0.0
+                trace = 0.0
         v = value[env, t, agent]
-        ahead = scale * reward[env, t, agent] + gamma * ahead
-        more = gamma * more
-        gain = float(0.0)
-        chooses = bool(True)
+        next_value = scale * reward[env, t, agent] + gamma * next_value
+        trace = gamma * trace
+        gae = float(0.0)
+        is_decision = bool(True)
         if can_leave:
-            chooses = alive[env, t, agent]
+            is_decision = alive[env, t, agent]
         if can_wait:
-            chooses = chooses and is_decision_step[env, t, agent]
-        if chooses:
-            gain = ahead + lam * more - v
-            if lags:
+            is_decision = is_decision and is_decision_step[env, t, agent]
+        if is_decision:
+            gae = next_value + lam * trace - v
+            if use_vtrace:
                 w = ratio[env, t, agent]
-                more = wp.min(w, rho_clip) * (ahead - v) + lam * wp.min(w, trace_clip) * more
+                trace = wp.min(w, rho_clip) * (next_value - v) + lam * wp.min(w, trace_clip) * trace
             else:
-                more = gain
-            ahead = v
-            target[env, t, agent] = v + more
+                trace = gae
+            next_value = v
+            target[env, t, agent] = v + trace
         else:
             target[env, t, agent] = v
-        advantage[env, t, agent] = gain
+        advantage[env, t, agent] = gae
 
 
 @wp.func
+@no_type_check
 def discounted_sum(
     env: int,
     agent: int,
@@ -105,9 +108,9 @@ def discounted_sum(
     carry: wp.array2d[float],
     total: wp.array3d[float],
 ):
-    """R_t = gamma R_{t-1} + r_t within an episode; its spread is what rewards are divided by.
+    """R_t = gamma R_{t-1} + r_t within an episode; its standard deviation scales rewards.
 
-    Where the rollout was cut short, the episode goes on with the next one.
+    After a preempted rollout, the episode continues in the next rollout.
     """
     running = carry[env, agent]
     at_end = float(0.0)
@@ -120,8 +123,8 @@ def discounted_sum(
     carry[env, agent] = wp.where(cut[env], at_end, running)
 
 
-def _by_env(tensor: torch.Tensor) -> torch.Tensor:
-    """[T, N, ...] seen as [N, T, ...]: envs lead in kernels, time leads in memory."""
+def _env_first(tensor: torch.Tensor) -> torch.Tensor:
+    """A view of [T, N, ...] as [N, T, ...], since kernels index by env first."""
     return tensor.transpose(0, 1)
 
 
@@ -137,45 +140,55 @@ def advantage_plan(
     ratio: torch.Tensor | None = None,
     clips: tuple[float, float] = (1.0, 1.0),
 ) -> Plan:
-    """Fills `advantage` and `target` [T, N, A] from a rollout and its values ([T + 1, N, A], final: [K, N, A]).
+    """Plan that fills `advantage` and `target` [T, N, A] from a rollout and its values.
 
-    With a `ratio` [T, N, A] of probabilities, now over then, by V-trace; `clips` are the bounds rho and c.
+    Args:
+        rollout: The rollout.
+        value: [T + 1, N, A].
+        final_value: Values of final observations [K, N, A].
+        reward_scale: [1], factor of the rewards.
+        advantage: Output [T, N, A].
+        target: Output [T, N, A].
+        gamma: Discount factor.
+        lam: Lambda of GAE.
+        ratio: Probability ratio of current and behavior policy [T, N, A], for V-trace (None: GAE).
+        clips: V-trace's bounds rho and c of the ratio.
     """
     envs, agents = rollout.reward.shape[1:]
-    always = ALWAYS.to(value.device).expand(1, envs, agents).contiguous()
+    always = ALL_TRUE.to(value.device).expand(1, envs, agents).contiguous()
     arguments = dict(
         gamma=gamma,
         lam=lam,
         reward_scale=Broadcast(reward_scale),
-        reward=_by_env(rollout.reward),
-        value=_by_env(value),
-        final_value=_by_env(final_value),
-        terminated=_by_env(rollout.terminated),
-        truncated=_by_env(rollout.truncated),
-        alive=_by_env(always if rollout.alive is None else rollout.alive),
-        final_alive=_by_env(always if rollout.final_alive is None else rollout.final_alive),
-        is_decision_step=_by_env(always if rollout.is_decision_step is None else rollout.is_decision_step),
-        lags=ratio is not None,
+        reward=_env_first(rollout.reward),
+        value=_env_first(value),
+        final_value=_env_first(final_value),
+        terminated=_env_first(rollout.terminated),
+        truncated=_env_first(rollout.truncated),
+        alive=_env_first(always if rollout.alive is None else rollout.alive),
+        final_alive=_env_first(always if rollout.final_alive is None else rollout.final_alive),
+        is_decision_step=_env_first(always if rollout.is_decision_step is None else rollout.is_decision_step),
+        use_vtrace=ratio is not None,
         rho_clip=clips[0],
         trace_clip=clips[1],
-        ratio=_by_env(rollout.reward if ratio is None else ratio),
-        advantage=_by_env(advantage),
-        target=_by_env(target),
+        ratio=_env_first(rollout.reward if ratio is None else ratio),
+        advantage=_env_first(advantage),
+        target=_env_first(target),
     )
     return bind("advantage", generalized_advantage, value.device, envs, arguments, agents)
 
 
 def discounted_plan(rollout: Rollout, carry: torch.Tensor, total: torch.Tensor, gamma: float) -> Plan:
-    """Fills `total` [T, N, A] with running discounted sums of rewards; `carry` [N, A] lives on between rollouts."""
+    """Plan that fills `total` [T, N, A] with running discounted rewards; `carry` [N, A] persists between rollouts."""
     envs, agents = rollout.reward.shape[1:]
     never = torch.zeros(envs, dtype=torch.bool, device=carry.device)
     arguments = dict(
         gamma=gamma,
-        reward=_by_env(rollout.reward),
-        terminated=_by_env(rollout.terminated),
-        truncated=_by_env(rollout.truncated),
+        reward=_env_first(rollout.reward),
+        terminated=_env_first(rollout.terminated),
+        truncated=_env_first(rollout.truncated),
         cut=never if rollout.cut is None else rollout.cut,
         carry=carry,
-        total=_by_env(total),
+        total=_env_first(total),
     )
     return bind("discounted", discounted_sum, carry.device, envs, arguments, agents)

@@ -1,4 +1,4 @@
-"""A rollout: `[T, N, A]` experience of one policy (time, env, agent), allocated once and written in place."""
+"""Rollout buffer: experience [T, N, A] (time, env, agent) of one policy, allocated once and written in place."""
 
 from dataclasses import dataclass
 
@@ -12,77 +12,79 @@ EVERYTHING = slice(None)
 
 @dataclass
 class Rollout:
-    """What a learner reads. Row t holds the observation, the action taken on it and what followed.
+    """Experience of one policy. Row t holds an observation, the action taken on it, and the outcome.
 
-    Observations have one row more than the rest: the last one is what the next rollout starts from. If the policy sees
-    several at once, as many rows from before the rollout stand in front of them; `stacked` joins them.
+    Observations have one row more than actions: the next rollout starts from the last one. With frame stacking, the
+    stack - 1 rows before the rollout come first; `stacked` joins them.
     """
 
     observation: torch.Tensor
-    """[stack - 1 + T + 1, N, A, *shape]: each one once."""
+    """[stack - 1 + T + 1, N, A, *shape]: single frames."""
     age: torch.Tensor | None
-    """[T + 1, N]: steps since the episode began, at most stack - 1 (None: nothing is stacked)."""
+    """int32 [T + 1, N]: steps since the episode began, up to stack - 1 (None: no frame stack)."""
     action: torch.Tensor
-    """[T, N, A, *action]: as the policy chose it, before scaling and clipping."""
+    """[T, N, A, *action]: the policy's actions before scaling and clipping."""
     log_prob: torch.Tensor
-    """[T, N, A]: log-probability under the policy that acted."""
+    """float32 [T, N, A]: log-probability under the behavior policy."""
     value: torch.Tensor
-    """[T + 1, N, A]: values of the observations, written with the actions if `valued`, else by the learner."""
+    """float32 [T + 1, N, A]: values, computed while collecting if `valued`, else by the learner."""
     reward: torch.Tensor
-    """[T, N, A]"""
+    """float32 [T, N, A]"""
     terminated: torch.Tensor
-    """[T, N]"""
+    """bool [T, N]"""
     truncated: torch.Tensor
-    """[T, N]"""
+    """bool [T, N]"""
     final_observation: torch.Tensor
-    """[K, N, A, *seen]: the final observations of the k-th truncated episode of each env in this rollout."""
+    """[K, N, A, *stacked shape]: final observations of the k-th truncated episode of each env in this rollout."""
     alive: torch.Tensor | None
-    """[T + 1, N, A]: whether the agent was in the game when it acted (None: always)."""
+    """bool [T + 1, N, A]: whether the agent was alive when it acted (None: always)."""
     final_alive: torch.Tensor | None
-    """[K, N, A]: whether it was still in the game at those ends (None: always)."""
+    """bool [K, N, A]: whether the agent was alive at the final observation (None: always)."""
     action_mask: torch.Tensor | None
-    """[T + 1, N, A, choices]: what was allowed (None: everything)."""
+    """bool [T + 1, N, A, choices]: allowed choices (None: all)."""
     is_decision_step: torch.Tensor | None
-    """[T + 1, N, A]: whether the action was the agent's choice, or an earlier one still stood (None: always)."""
+    """bool [T + 1, N, A]: whether the agent chose the action, instead of repeating its last one (None: always)."""
     rnn_state: torch.Tensor | None
-    """[2, N, A, S]: what agents remembered before row 0, and what they remember now, before row T (None: nothing)."""
+    """float32 [2, N, A, S]: recurrent states before row 0, and the current ones, before row T (None: no RNN)."""
     final_state: torch.Tensor | None
-    """[K, N, A, S]: what they remembered when those final observations were made."""
+    """float32 [K, N, A, S]: recurrent states at the final observations (None: no RNN)."""
     cut: torch.Tensor | None
-    """[N]: whether the last truncation is none: the rollout was cut short, and the episode goes on in the next one
-    (None: rollouts are never cut short)."""
+    """bool [N]: whether the rollout was preempted: its last truncation is artificial, and the episode continues in the
+    next rollout (None: rollouts are never preempted)."""
     epsilon: torch.Tensor | None
-    """[N, A]: how often agents act at random (None: the policy's actions are drawn anyway)."""
+    """float32 [N, A]: probability of a random action (None: the policy samples from a distribution)."""
     version: torch.Tensor
-    """[1]: how many updates the policy that acted had seen."""
+    """int32 [1]: number of updates of the behavior policy."""
     valued: bool = False
-    """Whether the first T rows of `value` come with the actions."""
+    """Whether the first T rows of `value` are computed while collecting."""
     time_limit: int | None = None
-    """Steps within which no env is truncated twice (None: there are none)."""
+    """Minimum number of steps between two truncations of an env (None: unknown)."""
     reducer: Reducer = ALONE
-    """The processes that fill rollouts like this one, each with envs of its own, and learn from all of them."""
+    """The data-parallel processes, each with a rollout of its share of the envs."""
 
     @property
     def steps(self) -> int:
+        """T: steps per env."""
         return self.reward.shape[0]
 
     @property
     def samples(self) -> int:
+        """T N A: steps of all envs and agents."""
         return self.reward.numel()
 
     @property
     def stack(self) -> int:
-        """Observations that the policy sees at once."""
+        """Number of stacked frames."""
         return self.observation.shape[0] - self.steps
 
     def window(self, t: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The observations that the policy sees at row t, and their ages: what `stacked` takes."""
+        """The frames of the stacked observation at row t and their ages, the arguments of `stacked`."""
         t %= self.steps + 1
         return self.observation[t : t + self.stack], None if self.age is None else self.age[t : t + 1]
 
     def carry_over(self) -> None:
-        """Begin with what the last rollout ended with."""
-        for row in range(self.stack):  # in this order: a short rollout writes where it has read before
+        """Copy the last row, from which the next rollout starts, to the first."""
+        for row in range(self.stack):  # ascending, since source and destination overlap in short rollouts
             self.observation[row].copy_(self.observation[self.steps + row])
         for name in CARRIED[1:]:
             rows = getattr(self, name)
@@ -90,20 +92,23 @@ class Rollout:
                 rows[0].copy_(rows[-1])
         if self.cut is not None and self.alive is not None:
             self.cut.zero_()
-            self.alive[1:] = True  # of agents that never leave nobody writes it
+            self.alive[1:] = True  # not written during the rollout if agents cannot leave
 
     def settle(self, t: int | torch.Tensor, envs: slice | torch.Tensor = EVERYTHING, sits_out: bool = False) -> None:
-        """After step t of some envs: how old episodes are, and no memory of those that have ended.
+        """Update ages and zero the recurrent states of ended episodes after step t.
 
-        Both may be tensors of numbers, a step for each env. If an env `sits_out` a step between two episodes, what that
-        showed is of the last one: to whoever remembers, the step ended it once more.
+        Args:
+            t: The step, or int64 [n], one per env.
+            envs: The envs, or int64 [n].
+            sits_out: Whether autoreset is NEXT_STEP: the reset-only step is marked terminated, so that the recurrent
+                state is zeroed.
         """
         if self.age is None and self.rnn_state is None:
             return
         if sits_out and self.alive is not None:
             self.terminated[t, envs] = self.terminated[t, envs] | ~self.alive[t, envs].any(-1)
         ended = self.terminated[t, envs] | self.truncated[t, envs]
-        # Parts that are views are changed where they are; to put them into their place again then does nothing.
+        # With slices these are views, updated in place, and the assignments below have no effect.
         if self.age is not None:
             age = self.age[t + 1, envs]
             grow(self.age[t, envs], ended, self.stack, out=age)
@@ -113,14 +118,14 @@ class Rollout:
 
     @property
     def latest_cut(self) -> int:
-        """The most steps after which it can be cut short: what is seen with row T must fit into rows that are left."""
+        """Maximum step of a preemption: the frames of row T must fit into the remaining rows."""
         return self.steps - max(1, self.stack - 1)
 
     def preempt(self, steps: int, envs: torch.Tensor, going: torch.Tensor) -> None:
-        """Some envs, by number, have made only so many steps; the next rollout goes on with what they saw then.
+        """End the rollout of some envs after `steps` steps; the next rollout continues from there.
 
-        The rows that are left repeat the last step, so that they hold nothing odd, but are nobody's experience. To
-        learners, episodes of envs `going` on are truncated; their final observations are in place.
+        The remaining rows repeat the last step, marked as not alive, so that learners ignore them. For learners, the
+        episodes of envs `going` (those that have not ended) are truncated; their final observations must be stored.
         """
         whole, last, before = self.steps, steps - 1, self.stack - 1
         seen = self.observation[steps : steps + self.stack, envs]
@@ -140,13 +145,13 @@ class Rollout:
             self.cut[going] = True
 
     def begin(self) -> None:
-        """All episodes begin with the next rollout."""
+        """Start new episodes with the next rollout."""
         for tensor in (self.age, self.rnn_state):
             if tensor is not None:
                 tensor[-1].zero_()
 
     def carried(self) -> dict[str, torch.Tensor]:
-        """What the next rollout begins with, by name."""
+        """The tensors from which the next rollout starts, by name."""
         found = {name: getattr(self, name)[-1] for name in CARRIED if getattr(self, name) is not None}
         return found if self.stack == 1 else {**found, "history": self.observation[-self.stack : -1]}
 
@@ -158,11 +163,15 @@ class Rollout:
 def stacked(
     observation: torch.Tensor, age: torch.Tensor | None, rows: torch.Tensor | slice = EVERYTHING
 ) -> torch.Tensor:
-    """What a policy sees, [n, *seen], out of observations [stack - 1 + T, N, A, *shape] and ages [T, N].
+    """Observations with stacked frames [n, *stacked shape].
 
-    `rows` are numbers of samples, (t * N + env) * A + agent. Frames of an earlier episode never show: further back than
-    its age, a sample sees the first observation of its episode again. Without ages nothing is stacked, and what can
-    be a view is one.
+    Frames from before the episode are replaced by its first one. Without a frame stack, the result is a view if `rows`
+    is a slice.
+
+    Args:
+        observation: Single frames [stack - 1 + T, N, A, *shape].
+        age: int [T, N], steps since the episode began (None: no frame stack).
+        rows: Indices of samples, (t * N + env) * A + agent.
     """
     frames = observation.flatten(0, 2)
     if age is None:
@@ -177,12 +186,12 @@ def stacked(
 
 
 def grow(age: torch.Tensor, ended: torch.Tensor, stack: int, out: torch.Tensor) -> None:
-    """Ages [N] after a step: one more, as far as it matters, and 0 where an episode has begun."""
+    """Increment ages [N] up to stack - 1, and set those of `ended` episodes to 0."""
     torch.add(age, 1, out=out).clamp_(max=stack - 1).masked_fill_(ended, 0)
 
 
 CARRIED = ("observation", "age", "alive", "action_mask", "is_decision_step", "rnn_state")
-"""Fields that rollouts hand on: the last row of one rollout is the first of the next."""
+"""Fields whose last row is the first row of the next rollout."""
 
 
 def allocate(
@@ -195,10 +204,17 @@ def allocate(
     explores: bool = False,
     cuts: bool = False,
 ) -> Rollout:
-    """Memory for `steps` steps of the groups that one policy acts for, their agents one after the other.
+    """Allocate a rollout of the groups that share a policy, with their agents concatenated.
 
-    There is room for `truncations` truncated episodes per env. The policy remembers `state_size` numbers per agent; if
-    it `explores`, agents act at random now and then; with `cuts`, rollouts may be cut short, once for every env.
+    Args:
+        groups: The groups.
+        steps: Steps per env.
+        num_envs: Number of envs.
+        truncations: Final observations to store per env.
+        device: The device.
+        state_size: Size of an agent's recurrent state (0: no RNN).
+        explores: Whether agents explore with random-action rates.
+        cuts: Whether rollouts can be preempted, up to once per env.
     """
     truncations = min(steps, truncations + cuts)
     batch = (num_envs, sum(g.agents for g in groups))

@@ -1,4 +1,6 @@
-"""A random order without a sort: a keyed bijection of 0..n-1, computed where it is needed."""
+"""Random permutations without a sort, as a keyed bijection of 0..n-1."""
+
+from typing import no_type_check
 
 import torch
 import warp as wp
@@ -8,7 +10,8 @@ from shoal.core.launch import Plan, bind
 
 
 @wp.func
-def mix(x: wp.uint32):
+@no_type_check
+def hash32(x: wp.uint32):
     """A 32-bit integer hash (two rounds of multiply and shift)."""
     x = x ^ (x >> wp.uint32(16))
     x = x * wp.uint32(0x7FEB352D)
@@ -18,6 +21,7 @@ def mix(x: wp.uint32):
 
 
 @wp.func
+@no_type_check
 def permuted(
     env: int,
     n: int,
@@ -28,30 +32,30 @@ def permuted(
     sample: wp.array[int],
     order: wp.array[int],
 ):
-    """Place of a sample in the order: a Feistel network over 2^(2 half_bits) >= n values.
+    """Position of a sample in the permutation, by a Feistel network over 2^(2 half_bits) >= n values.
 
-    A Feistel network is a bijection whatever its round function. Values of n and above are walked on until they fall
-    inside, which keeps it one (Black & Rogaway 2002).
+    A Feistel network is a bijection for any round function. Cycle walking restricts it to 0..n-1: results of n or more
+    are fed back until they are below n (Black & Rogaway 2002).
     """
     shift = wp.uint32(half_bits)
     low = (wp.uint32(1) << shift) - wp.uint32(1)
-    key = mix(wp.uint32(seed) ^ mix(mix(wp.uint32(counter[0])) + wp.uint32(epoch)))
-    x = wp.uint32(sample[env])  # `env` counts within a slice of the samples; this is the number of the whole
-    inside = bool(False)
-    while not inside:
+    key = hash32(wp.uint32(seed) ^ hash32(hash32(wp.uint32(counter[0])) + wp.uint32(epoch)))
+    x = wp.uint32(sample[env])  # `env` is an index within a slice of the samples
+    in_range = bool(False)
+    while not in_range:
         left = x >> shift
         right = x & low
-        for turn in range(6):
-            mixed = left ^ (mix(right + key + wp.uint32(turn) * wp.uint32(0x3C6EF372)) & low)
+        for feistel_round in range(6):
+            mixed = left ^ (hash32(right + key + wp.uint32(feistel_round) * wp.uint32(0x3C6EF372)) & low)
             left = right
             right = mixed
         x = (left << shift) | right
-        inside = x < wp.uint32(n)  # unsigned: beyond 2^30 samples the network works on all 32 bits
+        in_range = x < wp.uint32(n)  # unsigned, since all 32 bits are used beyond 2^30 samples
     order[env] = int(x)
 
 
 def order_plan(order: torch.Tensor, seed: int, epoch: int, counter: torch.Tensor) -> Plan:
-    """Fills `order` [n] with a random order of 0..n-1 that depends on the seed, the epoch and the device's counter."""
+    """Plan that fills `order` [n] with a permutation of 0..n-1 keyed by seed, epoch and a device counter."""
     n = order.shape[0]
     half_bits = max(1, (max(n - 1, 1).bit_length() + 1) // 2)
     sample = torch.arange(n, dtype=torch.int32, device=order.device)

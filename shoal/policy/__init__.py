@@ -1,4 +1,4 @@
-"""Networks: encoders, recurrent networks, heads for the kinds of action space, running normalization."""
+"""Policies: encoders, RNNs, heads for each kind of action space, running normalization."""
 
 from shoal.policy.actor_critic import ActorCritic, mlp_encoder
 from shoal.policy.base import Policy

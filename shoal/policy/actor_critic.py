@@ -1,4 +1,4 @@
-"""The policy of the policy-gradient learners: encoder, action head and value, with running normalization inside."""
+"""Actor-critic policy of the policy-gradient algorithms: encoder, action head and value head."""
 
 import torch
 from torch import nn
@@ -11,10 +11,10 @@ from shoal.policy.recurrent import RNNMaker
 
 
 class ActorCritic(Policy):
-    """What a group sees [batch, *seen] to a distribution over actions and a value [batch].
+    """Maps observations [batch, *shape] to action distributions [batch, width] and values [batch].
 
-    With a `rnn` the policy remembers: it acts by `step` and learns by `sequence`, and what it knows of an episode is a
-    state [batch, state_size], zeros at first. Policy and value then share one encoder, whatever `shared_encoder` says.
+    With an RNN, `step` acts and `sequence` learns. The recurrent state [batch, state_size] is zero at an episode's
+    start, and actor and critic always share one encoder.
     """
 
     def __init__(
@@ -34,46 +34,58 @@ class ActorCritic(Policy):
 
     def distribution(self, observation: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         """Parameters of the head's distribution [batch, width]."""
-        return self.head(self.policy_encoder(self._see(observation)), mask)
+        return self.head(self.policy_encoder(self._preprocess(observation)), mask)
 
     def value(self, observation: torch.Tensor, state: torch.Tensor | None = None) -> torch.Tensor:
-        """Values [batch]; with an RNN, of what is seen in a state."""
+        """Values [batch]; with an RNN, given the recurrent state [batch, state_size]."""
         if state is not None:
             return self.step(observation, state)[1]
         layer = self.value_head
-        return linear(self.value_encoder(self._see(observation)), layer.weight, layer.bias).float().squeeze(-1)
+        return linear(self.value_encoder(self._preprocess(observation)), layer.weight, layer.bias).float().squeeze(-1)
 
     def distribution_and_value(
         self, observation: torch.Tensor, mask: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Parameters of the distribution [batch, width] and values [batch]."""
         if not self.shared:
             return self.distribution(observation, mask), self.value(observation)
-        return self._both(self.policy_encoder(self._see(observation)), mask)
+        return self._both(self.policy_encoder(self._preprocess(observation)), mask)
 
     def step(
         self, observation: torch.Tensor, state: torch.Tensor, mask: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Parameters, values and the state after, for one observation each in the state before it."""
+        """Advance the RNN by one step.
+
+        Returns:
+            Parameters of the distribution [batch, width], values [batch], next state [batch, state_size].
+        """
         assert self.rnn is not None
-        features, after = self.rnn.step(self.policy_encoder(self._see(observation)), state)
+        features, after = self.rnn.step(self.policy_encoder(self._preprocess(observation)), state)
         return *self._both(features, mask), after
 
     def sequence(
         self, observation: torch.Tensor, state: torch.Tensor, ended: torch.Tensor, mask: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Parameters and values of n sequences of observations, [T * n, ...], from the states [n, S] before the first.
+        """Unroll the RNN over n sequences of T steps.
 
-        `ended` [T, n] tells where an episode ended with the step: the next observation is met with an empty state.
+        Args:
+            observation: [T * n, *shape].
+            state: State before the first step [n, state_size].
+            ended: bool [T, n], whether the episode ended with the step; the state is then reset to zero.
+            mask: bool [T * n, choices], the allowed choices.
+
+        Returns:
+            Parameters of the distribution [T * n, width] and values [T * n].
         """
         assert self.rnn is not None
-        features = self.policy_encoder(self._see(observation)).unflatten(0, ended.shape)
+        features = self.policy_encoder(self._preprocess(observation)).unflatten(0, ended.shape)
         return self._both(self.rnn.sequence(features, state, ended).flatten(0, 1), mask)
 
     def _both(self, features: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Parameters and values on top of the same features, where one layer does for both."""
+        """Parameters and values from shared features, in one matrix product."""
         both = (self.head.linear, self.value_head)
         weight, bias = torch.cat([layer.weight for layer in both]), torch.cat([layer.bias for layer in both])
-        # What an RNN puts out is float32 anyway, and advantages are small differences between values.
+        # float32 after an RNN: its output is float32, and advantages are small differences between values.
         raw = (linear if self.rnn is None else wide_linear)(features, weight, bias)
         return self.head.params(raw[..., :-1], mask), raw[..., -1].float()
 
@@ -82,5 +94,5 @@ class ActorCritic(Policy):
 
 
 def mlp_encoder(hidden: tuple[int, ...], activation: str) -> Encoder:
-    """A maker of MLPs."""
+    """A factory of MLP encoders."""
     return lambda shape: MLP(shape, hidden, activation)

@@ -1,6 +1,6 @@
-"""What every policy has: a encoder, perhaps an RNN, and running normalization of what it sees."""
+"""Base of all policies: an encoder, an optional RNN, and running normalization of observations."""
 
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
@@ -13,29 +13,40 @@ from shoal.policy.normalize import RunningMoments
 from shoal.policy.recurrent import RNNMaker
 
 OBSERVATION_CLIP = 10.0
-"""Normalized observations are cut off at this many standard deviations."""
+"""Normalized observations are clipped to this many standard deviations."""
+
+
+class NormalizingEncoder(Protocol):
+    """An encoder with running moments, whose `has_moments` is true."""
+
+    def update_normalizer(self, observation: torch.Tensor, weight: torch.Tensor | None = None) -> None:
+        """Update the moments with observations [batch, *shape]; samples of `weight` [batch] 0 are ignored."""
 
 
 class Policy(nn.Module):
-    """Base of the policies: a encoder, perhaps an RNN, and running moments of what is seen; heads are a policy's own.
+    """Base of all policies: encoder, optional RNN and running moments of observations; subclasses add heads.
 
-    A encoder may say that it `takes_bytes`: images then reach it as uint8, and it scales them itself; or that it
-    `scales_all` that it sees; or it names, as `pixels`, the numbers of a vector that it scales. None of these are
-    normalized, whatever `normalize` says. A encoder that has running moments of its own (`has_moments`) is told what was
-    seen by `take_in`.
+    An encoder may define these attributes:
+
+    - `takes_bytes`: images reach it as uint8, and it scales them.
+    - `scales_all`: it scales its whole input.
+    - `pixels`: bool mask of the elements of a vector that it scales.
+    - `has_moments`: it has running moments, which `take_in(observation, weight)` updates.
+
+    Input that the encoder scales is not normalized, even if `normalize` is set.
     """
 
     head: Any
-    """From features to actions; see shoal/policy/heads.py."""
+    """Maps features to actions; see shoal/policy/heads.py."""
     explores = False
-    """Whether its actions are random by a rate that rollouts hold (`Rollout.epsilon`), not by a distribution."""
+    """Whether it explores with the random-action rates of `Rollout.epsilon` instead of a distribution."""
 
     def __init__(self, group: Group, encoder: Encoder, normalize: bool, rnn: RNNMaker | None = None):
         super().__init__()
         shape = group.policy_observation.shape
         self.group = group
         self.shared = rnn is not None
-        """Whether values come with the actions."""
+        """Whether actor and critic share an encoder, so that acting also computes values."""
         self.moments = RunningMoments(shape)
         self.policy_encoder = encoder(shape)
         self.as_bytes = group.observation.dtype == torch.uint8 and getattr(self.policy_encoder, "takes_bytes", False)
@@ -43,11 +54,11 @@ class Policy(nn.Module):
         features = feature_size(self.policy_encoder, shape)
         self.rnn = None if rnn is None else rnn(features)
         self.state_size = 0 if self.rnn is None else self.rnn.state_size
-        """Numbers that an agent remembers (0: there is no rnn)."""
+        """Size of an agent's recurrent state (0: no RNN)."""
         self.features = features if self.rnn is None else self.rnn.size
-        """Width of what heads stand on."""
+        """Width of the heads' input."""
 
-    def _see(self, observation: torch.Tensor) -> torch.Tensor:
+    def _preprocess(self, observation: torch.Tensor) -> torch.Tensor:
         if self.as_bytes:
             return observation
         observation = observation.float()
@@ -59,58 +70,58 @@ class Policy(nn.Module):
         return scaled if pixels is None else torch.where(pixels, observation, scaled)
 
     def distribution(self, observation: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        """What the head chooses by, [batch, width]."""
-        raise ShoalError("Policy is the base of ActorCritic and QPolicy; use one of them.")
+        """Parameters of the head, [batch, width]."""
+        raise ShoalError("Policy is a base class; use ActorCritic, QPolicy or ContinuousQPolicy.")
 
     def step(
         self, observation: torch.Tensor, state: torch.Tensor, mask: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """With an RNN: what the head chooses by, values [batch], and the state after, in the state before."""
-        raise ShoalError("This policy has no rnn; it acts by what it sees alone.")
+        """With an RNN: parameters of the head, values [batch] and the next state [batch, state_size]."""
+        raise ShoalError("This policy has no RNN; use distribution() instead of step().")
 
     def noise_plan(self, seed: int, stream: int, counter: torch.Tensor) -> Plan | None:
-        """What fills the network with fresh noise, keyed by a counter on the device (None: there is none in it)."""
+        """Plan that resamples the noise of noisy layers, keyed by a counter on the device (None: no noisy layers)."""
         return None
 
     def zero_noise(self) -> None:
-        """Take all noise out of the network, until it is filled again."""
+        """Set the noise of noisy layers to zero, until it is resampled."""
 
     @property
     def has_moments(self) -> bool:
-        """Whether anything is normalized by what was seen before."""
+        """Whether any running moments are in use."""
         return self.normalize or any(getattr(encoder, "has_moments", False) for encoder in self._torsos())
 
     def update_normalizer(self, observation: torch.Tensor, weight: torch.Tensor | None = None) -> None:
-        """Let running moments know what was seen [batch, *seen]; `weight` [batch] of 0 and 1 leaves samples out."""
+        """Update running moments with observations [batch, *shape]; samples of `weight` [batch] 0 are ignored."""
         if self.normalize:
             self.moments.merge(observation, weight)
         for encoder in self._torsos():
             if getattr(encoder, "has_moments", False):
-                encoder.update_normalizer(observation, weight)
+                cast(NormalizingEncoder, encoder).update_normalizer(observation, weight)
 
     def _torsos(self) -> list[nn.Module]:
         return [self.policy_encoder]
 
     def activations(self) -> int:
-        """Numbers that one sample leaves behind on its way through: what an update has to keep."""
+        """Number of activations per sample that an update keeps for the backward pass."""
         counted = [self.head.linear.out_features, 1]
-        if self.group.stack > 1:  # what is seen is put together for the occasion
+        if self.group.stack > 1:  # the stacked copy of the frames
             counted.append(self.group.policy_observation.size)
         if self.rnn is not None:
             counted.append(self.rnn.activations())
         for encoder in self._torsos():
-            counted.append(_numbers(encoder, self.moments.mean.shape))
+            counted.append(_torso_activations(encoder, self.moments.mean.shape))
         return sum(counted)
 
 
-def _numbers(encoder: nn.Module, shape: tuple[int, ...]) -> int:
-    """Numbers that one sample leaves behind in a encoder: two per output of a layer of an MLP, else one per output.
+def _torso_activations(encoder: nn.Module, shape: tuple[int, ...]) -> int:
+    """Number of activations per sample in an encoder: two per output of an MLP's layer, else one per output.
 
-    A encoder whose layers are no modules of their own counts by itself (`activations`).
+    An encoder with a method `activations` reports its own count.
     """
-    if hasattr(encoder, "activations"):
-        return encoder.activations()
-    mlps = [m for m in encoder.modules() if isinstance(m, MLP)]  # these do not call their layers as modules
+    if own_count := getattr(encoder, "activations", None):
+        return own_count()
+    mlps = [m for m in encoder.modules() if isinstance(m, MLP)]  # an MLP does not call its layers, so hooks miss them
     inside = {m for mlp in mlps for m in mlp.modules()}
     counted = [2 * m.out_features for m in inside if isinstance(m, nn.Linear)]
     modules = [m for m in encoder.modules() if m not in inside and not list(m.children())]
@@ -126,7 +137,7 @@ def _numbers(encoder: nn.Module, shape: tuple[int, ...]) -> int:
 
 
 def feature_size(encoder: nn.Module, shape: tuple[int, ...]) -> int:
-    """The width of a encoder's output, found by showing it two observations."""
+    """Width of an encoder's output, found with a forward pass of two zero observations."""
     if not isinstance(encoder, nn.Module):
         raise ShoalError(f"The policy network must be a torch.nn.Module, got {excerpt(encoder)}.")
     batch = 2

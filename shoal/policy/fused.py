@@ -1,8 +1,8 @@
-"""A whole small policy as one GPU kernel: observations in, actions, log-probabilities and values out.
+"""Forward pass of a small policy as one Triton kernel: from observations to actions, log-probabilities and values.
 
-Layer by layer, a batch of two million agents writes and reads its activations nine times; here they stay in registers.
-For two hidden layers and discrete actions, in bf16 with float32 sums; anything else takes the layer-by-layer path.
-The backward pass stays with torch.
+Activations stay in registers; layer by layer, a batch of two million agents writes and reads them nine times. Supports
+two hidden layers and discrete actions, in bf16 with float32 sums; other policies run layer by layer. Backward passes
+use torch.
 """
 
 from itertools import pairwise
@@ -19,9 +19,8 @@ from shoal.policy.heads import MASKED, CategoricalHead
 from shoal.policy.mlp import MLP
 
 KINDS: dict[type[nn.Module], int] = {nn.ReLU: 0, nn.Tanh: 1, nn.ELU: 2, nn.SiLU: 3}
-WIDEST = 256
-"""The widest layer, and the most inputs and choices, that the kernel keeps on chip."""
-
+MAX_WIDTH = 256
+"""Maximum number of inputs, units of a layer and choices: these fit in on-chip memory."""
 
 MANY_ROWS = 2**17
 
@@ -78,7 +77,7 @@ def act_kernel(
     HAS_VALUE: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """ROWS agents per program. The first layer is made CHUNK columns at a time, each used up at once by the second."""
+    """ROWS agents per program. Each CHUNK of the first layer's columns is consumed at once by the second layer."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     live = row < rows
     k = tl.arange(0, INPUTS_PADDED)
@@ -86,9 +85,9 @@ def act_kernel(
         observation + row[:, None] * INPUTS + k[None, :], mask=live[:, None] & (k < INPUTS)[None, :], other=0.0
     ).to(tl.float32)
     if NORMALIZE:
-        middle = tl.load(mean + k, mask=k < INPUTS, other=0.0)
-        spread = tl.load(scale + k, mask=k < INPUTS, other=0.0)
-        x = (x - middle[None, :]) * spread[None, :]
+        shift = tl.load(mean + k, mask=k < INPUTS, other=0.0)
+        inv_std = tl.load(scale + k, mask=k < INPUTS, other=0.0)
+        x = (x - shift[None, :]) * inv_std[None, :]
         x = tl.minimum(tl.maximum(x, -CLIP), CLIP)
     x = x.to(tl.bfloat16)
 
@@ -134,8 +133,8 @@ def act_kernel(
         e = tl.exp(z - top[:, None])
         running = tl.cumsum(e, axis=1)
         whole = tl.max(running, axis=1)
-        # The first choice whose running sum passes the level. One of probability 0 is never taken: it is left out,
-        # and the level stays a few roundings below the sum of all, so that the last possible one passes it.
+        # The first choice whose running sum exceeds the level. Choices of probability 0 are excluded, and the level
+        # stays a few roundings below the total, so that the last possible choice exceeds it.
         level = tl.load(noise + row * PARTS + part, mask=live, other=0.0) * (0.999999 * whole)
         passed = (running > level[:, None]) & (e > 0.0)
         pick = tl.min(tl.where(passed, n[None, :], CHOICES_PADDED), axis=1)
@@ -146,12 +145,13 @@ def act_kernel(
 
 
 class FusedActor:
-    """Acts for a policy with one kernel. Weights are read where the optimizer keeps them."""
+    """Runs a policy as one kernel, which reads the weights from the optimizer's memory."""
 
     def __init__(self, policy: ActorCritic):
         self.policy = policy
         encoder, head = cast(MLP, policy.policy_encoder), policy.head
-        self.first, activation, self.second, _ = encoder.layers
+        first, activation, second, _ = encoder.layers
+        self.first, self.second = cast(nn.Linear, first), cast(nn.Linear, second)
         starts = [sum(head.nvec[:i]) for i in range(len(head.nvec) + 1)]
         pairs = [number for pair in pairwise(starts) for number in pair]
         self.parts = torch.tensor(pairs, dtype=torch.int32, device=head.linear.weight.device)
@@ -185,11 +185,12 @@ class FusedActor:
         log_prob: torch.Tensor,
         value: torch.Tensor,
     ) -> None:
-        """Fill `action`, `log_prob` and (over a shared encoder) `value` for contiguous observations [env, agent, ...]."""
+        """Fill `action`, `log_prob` and, with a shared encoder, `value` for contiguous observations [N, A, *shape]."""
         policy, rows = self.policy, log_prob.numel()
         options = self.options(rows, mask is not None)
         scale = policy.moments.scale() if policy.normalize else policy.moments.mean
-        act_kernel[(triton.cdiv(rows, options["ROWS"]),)](
+        kernel: Any = act_kernel  # its type is unknown where Triton is not installed
+        kernel[(triton.cdiv(rows, options["ROWS"]),)](
             observation,
             policy.moments.mean,
             scale,
@@ -212,8 +213,8 @@ class FusedActor:
         )
 
     def options(self, rows: int, masked: bool) -> dict[str, Any]:
-        """What the kernel is compiled for: its constants and `num_warps`."""
-        many = self.narrow and rows >= MANY_ROWS  # enough programs even if each takes more rows per load of weights
+        """The kernel's compile-time constants and `num_warps`."""
+        many = self.narrow and rows >= MANY_ROWS  # enough programs even with more rows per load of the weights
         return dict(
             HAS_MASK=masked,
             ROWS=256 if many else 64,
@@ -223,17 +224,17 @@ class FusedActor:
 
 
 def fits(policy: Policy) -> TypeGuard[ActorCritic]:
-    """Whether the kernel can stand for a policy: two hidden layers, choices, no stack, no rnn, nothing too wide."""
+    """Whether the kernel supports a policy: two narrow hidden layers, discrete actions, no frame stack, no RNN."""
     encoder, head = policy.policy_encoder, policy.head
     if policy.group.stack > 1 or policy.rnn is not None:
         return False
     if type(encoder) is not MLP or not isinstance(head, CategoricalHead) or len(encoder.layers) != 4:
         return False
-    first, second = encoder.layers[0], encoder.layers[2]
+    first, second = cast(nn.Linear, encoder.layers[0]), cast(nn.Linear, encoder.layers[2])
     widths = (first.in_features, first.out_features, second.out_features, sum(head.nvec))
-    return type(encoder.layers[1]) in KINDS and max(widths) <= WIDEST
+    return type(encoder.layers[1]) in KINDS and max(widths) <= MAX_WIDTH
 
 
 def _padded(size: int) -> int:
-    """A power of two that the tensor cores take."""
+    """The next power of two, at least 16, as tensor cores need."""
     return max(16, 1 << (size - 1).bit_length())

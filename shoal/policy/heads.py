@@ -1,11 +1,11 @@
-"""Heads: from features to a distribution over actions, for each of the kinds of action space.
+"""Heads: map features to a distribution over actions, one class per kind of action space.
 
-A head turns noise into actions itself: the noise is drawn before, keyed by env and step, so that what an env does
-does not depend on the batch it is in. Parameters of a distribution are one tensor [batch, width].
+Heads sample from given noise, which is keyed by env and step, so that an env's actions do not depend on its batch.
+The parameters of a distribution are one tensor [batch, width].
 """
 
 import math
-from typing import Any
+from typing import TypeAlias, cast
 
 import torch
 from torch import nn
@@ -15,18 +15,17 @@ from shoal.core.spaces import Box, Discrete, Mixed, MultiDiscrete, Space
 from shoal.policy.mlp import linear, orthogonal
 
 MASKED = -1e9
-"""Logit of a choice that is not allowed: its probability is exactly 0 in float32."""
-
+"""Logit of a masked choice: its probability is exactly 0 in float32."""
 
 UNROLLED = 16
-"""Up to this many choices cumulative sums are written out: a compiler fuses them, and they repeat bit for bit."""
+"""Up to this many choices, cumulative sums are unrolled: a compiler fuses them, bit for bit reproducibly."""
 
 BELOW_ONE = 1.0 - 2.0**-24
 """The largest float32 below 1."""
 
 
 class Head(nn.Module):
-    """What heads share: a linear layer whose output `params` turns into the parameters of a distribution."""
+    """Base of the heads: a linear layer whose output `params` maps to the parameters of a distribution."""
 
     linear: nn.Linear
 
@@ -34,12 +33,12 @@ class Head(nn.Module):
         return self.params(linear(features, self.linear.weight, self.linear.bias), mask)
 
     def params(self, raw: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        """Parameters of the distribution from what the linear layer gave."""
-        raise ShoalError("Head is the base of CategoricalHead, GaussianHead and MixedHead; use one of them.")
+        """Parameters of the distribution, from the linear layer's output."""
+        raise ShoalError("Head is a base class; use CategoricalHead, GaussianHead or MixedHead.")
 
 
 class CategoricalHead(Head):
-    """Independent choices; part i is one out of `nvec[i]`. A `flat` head has one part, and its actions no last axis."""
+    """Independent categorical choices, part i of `nvec[i]`; actions of a `flat` head (one part) have no last axis."""
 
     gaussian_noise = False
 
@@ -61,7 +60,7 @@ class CategoricalHead(Head):
         return [torch.log_softmax(part, dim=-1) for part in parts]
 
     def sample(self, params: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Actions and their log-probabilities by the inverse of the cumulative distribution; noise is in [0, 1)."""
+        """Actions and their log-probabilities by inverse transform sampling, with noise in [0, 1)."""
         actions, total = [], torch.zeros_like(noise[..., 0])
         for i, log_probs in enumerate(self._parts(params)):
             choice = inverse_cumulative(log_probs.exp(), noise[..., i : i + 1])
@@ -78,12 +77,12 @@ class CategoricalHead(Head):
             action = action.unsqueeze(-1)
         log_prob = entropy = torch.zeros_like(params[..., 0])
         for i, log_probs in enumerate(self._parts(params)):
-            log_prob = log_prob + _at(log_probs, action[..., i : i + 1])
+            log_prob = log_prob + _take_choice(log_probs, action[..., i : i + 1])
             entropy = entropy - (log_probs.exp() * log_probs).sum(dim=-1)
         return log_prob, entropy
 
     def to_world(self, action: torch.Tensor) -> torch.Tensor:
-        """What the world receives for an action of this head."""
+        """The action in the world's units."""
         return action
 
     def _join(self, choices: list[torch.Tensor]) -> torch.Tensor:
@@ -92,10 +91,10 @@ class CategoricalHead(Head):
 
 
 class GaussianHead(Head):
-    """A diagonal normal distribution with a spread that does not depend on the state.
+    """A diagonal normal distribution with a state-independent standard deviation.
 
     Its unit is half the range of the action space: 0 is the middle, 1 the upper bound. The world receives the
-    action scaled and clipped; the log-probability is that of the action before clipping.
+    action scaled and clipped; log-probabilities are those of the unclipped action.
     """
 
     gaussian_noise = True
@@ -132,9 +131,9 @@ class GaussianHead(Head):
 
 
 class MixedHead(Head):
-    """Choices and real numbers in one vector: the heads of the parts side by side, on top of one layer.
+    """Discrete and continuous parts in one action vector, with one head each on a shared linear layer.
 
-    All noise is gaussian; for choices, the normal's cumulative distribution makes it uniform.
+    All noise is normal; for discrete parts, the normal's CDF maps it to uniform noise.
     """
 
     gaussian_noise = True
@@ -154,37 +153,42 @@ class MixedHead(Head):
         self.parts = nn.ModuleList(parts)
         self.noise_width = sum(space.widths)
 
+    def _heads(self) -> "list[ActionHead]":
+        return cast("list[ActionHead]", list(self.parts))
+
     def params(self, raw: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        pieces = zip(self.parts, raw.split(self.raw_widths, dim=-1), strict=True)
+        pieces = zip(self._heads(), raw.split(self.raw_widths, dim=-1), strict=True)
         return torch.cat([part.params(piece) for part, piece in pieces], dim=-1)
 
     def sample(self, params: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         actions, total = [], torch.zeros_like(noise[..., 0])
-        for part, piece, normal in zip(self.parts, self._split(params), self.space.split(noise), strict=True):
-            drawn = normal if part.gaussian_noise else torch.special.ndtr(normal).clamp(max=BELOW_ONE)
-            action, log_prob = part.sample(piece, drawn)
+        for part, piece, normal in zip(self._heads(), self._split_params(params), self.space.split(noise), strict=True):
+            part_noise = normal if part.gaussian_noise else torch.special.ndtr(normal).clamp(max=BELOW_ONE)
+            action, log_prob = part.sample(piece, part_noise)
             actions.append(action)
             total = total + log_prob
         return self._join(actions), total
 
     def mode(self, params: torch.Tensor) -> torch.Tensor:
-        return self._join([part.mode(piece) for part, piece in zip(self.parts, self._split(params), strict=True)])
+        pieces = self._split_params(params)
+        return self._join([part.mode(piece) for part, piece in zip(self._heads(), pieces, strict=True)])
 
     def log_prob_and_entropy(self, params: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         log_prob = entropy = torch.zeros_like(params[..., 0])
-        for part, piece, chosen in zip(self.parts, self._split(params), self._parted(action), strict=True):
-            more = part.log_prob_and_entropy(piece, chosen)
+        pieces, chosen = self._split_params(params), self._split_action(action)
+        for part, piece, choice in zip(self._heads(), pieces, chosen, strict=True):
+            more = part.log_prob_and_entropy(piece, choice)
             log_prob, entropy = log_prob + more[0], entropy + more[1]
         return log_prob, entropy
 
     def to_world(self, action: torch.Tensor) -> torch.Tensor:
-        return self._join([part.to_world(a) for part, a in zip(self.parts, self._parted(action), strict=True)])
+        return self._join([part.to_world(a) for part, a in zip(self._heads(), self._split_action(action), strict=True)])
 
-    def _split(self, params: torch.Tensor) -> list[torch.Tensor]:
+    def _split_params(self, params: torch.Tensor) -> list[torch.Tensor]:
         return list(params.split(self.param_widths, dim=-1))
 
-    def _parted(self, action: torch.Tensor) -> list[torch.Tensor]:
-        """The actions of the parts, of their own shapes and types."""
+    def _split_action(self, action: torch.Tensor) -> list[torch.Tensor]:
+        """The action of each part, in the part's shape and dtype."""
         pairs = zip(self.space.parts, self.space.split(action), strict=True)
         return [piece.view(*piece.shape[:-1], *part.shape).to(part.dtype) for part, piece in pairs]
 
@@ -195,25 +199,25 @@ class MixedHead(Head):
 
 
 def to_box(space: Box, action: torch.Tensor) -> torch.Tensor:
-    """Actions in halves of a space's range, 0 in its middle, as numbers of the space."""
+    """Actions in units of half a space's range (0: its middle), scaled and clipped to the space."""
     if space.bounded:
         middle, half = (space.high + space.low) / 2.0, (space.high - space.low) / 2.0
         action = middle + half * action
     return action.clamp(space.low, space.high)
 
 
-def _at(log_probs: torch.Tensor, choice: torch.Tensor) -> torch.Tensor:
-    """The entry of each row at its choice [..., 1]."""
+def _take_choice(log_probs: torch.Tensor, choice: torch.Tensor) -> torch.Tensor:
+    """The log-probability of each row's choice [..., 1]."""
     if not log_probs.is_cuda:
         return log_probs.gather(-1, choice.long()).squeeze(-1)
-    # The gradient of a gather scatters, which a compiler cannot fuse with its neighbors; that of a sum it can.
+    # A gather's gradient is a scatter, which a compiler cannot fuse; the gradient of a masked sum it can.
     here = torch.arange(log_probs.shape[-1], device=choice.device) == choice
     return torch.where(here, log_probs, 0.0).sum(dim=-1)
 
 
 def inverse_cumulative(probs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """The choice [..., 1] at which the cumulative probability passes the noise [..., 1]."""
-    # Scaled by the last entry, the noise stays below it: a masked choice, of probability 0, is never taken.
+    """The first choice [..., 1] whose cumulative probability exceeds the noise [..., 1]."""
+    # Noise scaled by the last entry stays below it, so a masked choice (probability 0) is never taken.
     if probs.shape[-1] > UNROLLED:
         cumulative = probs.cumsum(dim=-1)
         return (cumulative <= noise * cumulative[..., -1:]).sum(dim=-1, keepdim=True)
@@ -227,7 +231,10 @@ def inverse_cumulative(probs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor
     return choice
 
 
-def make_head(space: Space, features: int, log_std: float) -> Any:
+ActionHead: TypeAlias = CategoricalHead | GaussianHead | MixedHead
+
+
+def make_head(space: Space, features: int, log_std: float) -> ActionHead:
     """The head for an action space."""
     if isinstance(space, Discrete):
         return CategoricalHead(features, (space.n,), flat=True, odds=space.odds)

@@ -1,4 +1,4 @@
-"""encoders: from an observation to features. Any nn.Module that maps [batch, *shape] to [batch, features] will do."""
+"""MLP encoder. Any nn.Module that maps observations [batch, *shape] to features [batch, width] is an encoder."""
 
 import math
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from torch import nn
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU}
 
 Encoder = Callable[[tuple[int, ...]], nn.Module]
-"""Makes a encoder for the shape of one observation."""
+"""Factory of an encoder, called with the shape of one observation."""
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
@@ -30,7 +30,7 @@ class MLP(nn.Module):
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         x = observation.flatten(1)
-        layers: list[Any] = list(self.layers)  # a slice of a ModuleList is a new one, with all its bookkeeping
+        layers: list[Any] = list(self.layers)  # slicing a ModuleList is slow
         for layer, activation in zip(layers[::2], layers[1::2], strict=True):
             if isinstance(activation, nn.ReLU) and on_tensor_cores(x):
                 operands = _padded(x, layer.weight, layer.bias)
@@ -42,25 +42,25 @@ class MLP(nn.Module):
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """A linear layer; for tensor cores, which want multiples of eight, sizes are padded with zeros."""
+    """A linear layer; for tensor cores, sizes are padded to multiples of eight."""
     if not on_tensor_cores(x):
         return F.linear(x, weight, bias)
     return F.linear(*_padded(x, weight, bias))[..., : weight.shape[0]]
 
 
 def wide_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """A linear layer whose result is not rounded to bf16, whatever the rest is made in: small differences count."""
+    """A linear layer in float32 even under autocast, for outputs whose small differences matter."""
     with torch.autocast(x.device.type, enabled=False):
         return F.linear(x.float(), weight, bias)
 
 
 def on_tensor_cores(x: torch.Tensor) -> bool:
-    """Whether products of x are made in bf16 on a GPU."""
+    """Whether products with x run in bf16 on a GPU."""
     return x.is_cuda and torch.is_autocast_enabled("cuda")
 
 
 def _padded(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Operands of a linear layer in bf16, with sizes that are multiples of eight: x with ones, weights with zeros."""
+    """bf16 operands of a linear layer, padded to multiples of eight: x with ones, weights with zeros."""
     rows, columns = weight.shape
     more_rows, more_columns = -rows % 8, -columns % 8
     if more_columns:
@@ -71,9 +71,9 @@ def _padded(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> tuple[
 
 
 class _LinearReLU(torch.autograd.Function):
-    """A linear layer and ReLU in one pass over memory, which is what small layers wait for.
+    """A linear layer and ReLU in one pass over memory, the bottleneck of small layers.
 
-    If the last column of x holds ones (`has_ones`), that column of the weight's gradient is the bias's.
+    With `has_ones`, the last column of x is all ones, so the last column of the weight's gradient is the bias's.
     """
 
     @staticmethod
@@ -86,14 +86,15 @@ class _LinearReLU(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, y = ctx.saved_tensors
-        inner = torch.where(y > 0, gradients[0], 0)
-        for_x = inner @ weight if ctx.needs_input_grad[0] else None
-        for_weight = inner.t() @ x
-        return for_x, for_weight, for_weight[:, -1] if ctx.has_ones else inner.sum(dim=0), None
+        grad = torch.where(y > 0, gradients[0], 0)
+        for_x = grad @ weight if ctx.needs_input_grad[0] else None
+        for_weight = grad.t() @ x
+        return for_x, for_weight, for_weight[:, -1] if ctx.has_ones else grad.sum(dim=0), None
 
 
 def orthogonal(layer: Layer, gain: float) -> Layer:
-    """Orthogonal weights of a given gain and zero bias (Saxe et al. 2014; the usual start for policy gradients)."""
+    """Initialize a layer with orthogonal weights of a given gain and zero bias (Saxe et al. 2014)."""
     nn.init.orthogonal_(layer.weight, gain)
+    assert layer.bias is not None
     nn.init.zeros_(layer.bias)
     return layer

@@ -1,4 +1,4 @@
-"""Running means and variances that can be merged: of observations, and of returns to scale rewards by."""
+"""Running means and variances of observations, and of returns for reward scaling."""
 
 import torch
 from torch import nn
@@ -7,13 +7,13 @@ from shoal.core.reduce import ALONE, Reducer
 
 
 class RunningMoments(nn.Module):
-    """Mean and variance of everything seen so far, per element of `shape`."""
+    """Mean and variance of all samples so far, per element of `shape`."""
 
     mean: torch.Tensor
     var: torch.Tensor
     count: torch.Tensor
     reducer: Reducer = ALONE
-    """Who else takes in batches at the same time: they count as one batch."""
+    """Processes that merge at the same time; their batches count as one."""
 
     def __init__(self, shape: tuple[int, ...] = ()):
         super().__init__()
@@ -23,9 +23,9 @@ class RunningMoments(nn.Module):
 
     @torch.no_grad()
     def merge(self, batch: torch.Tensor, weight: torch.Tensor | None = None) -> None:
-        """Take in a batch [n, *shape], in place and without reading anything on the host.
+        """Update with a batch [n, *shape], in place and without reading on the host (Chan et al. 1983).
 
-        `weight` [n] of 0 and 1 leaves rows out. Chan et al. 1983, with the counts in float64.
+        Rows of `weight` [n] 0 are ignored. Counts are float64.
         """
         batch = batch.float()
         if weight is None:
@@ -52,8 +52,8 @@ class RunningMoments(nn.Module):
 
 
 def share_buffers(module: nn.Module, other: nn.Module) -> None:
-    """Let a module's running moments, and what else its checkpoints keep in buffers, be those of another like it."""
+    """Let a module use the running moments and other persistent buffers of a module of the same structure."""
     for own, theirs in zip(module.modules(), other.modules(), strict=True):
         for name, buffer in theirs.named_buffers(recurse=False):
-            if name in theirs.state_dict():  # kept in checkpoints: no noise
+            if name in theirs.state_dict():  # persistent, so not noise
                 own.register_buffer(name, buffer)

@@ -1,7 +1,7 @@
-"""Recurrent networks: what a policy remembers of its episode, between its encoder and its heads."""
+"""RNNs between a policy's encoder and its heads."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import nn
@@ -9,13 +9,13 @@ from torch import nn
 from shoal.policy.mlp import linear, orthogonal
 
 GATES = {"lstm": 4, "gru": 3}
-"""Kind of rnn -> gates per output."""
+"""Kind of RNN -> gates per output."""
 
 
 class RNNLayer(nn.Module):
-    """One layer of an LSTM (Hochreiter & Schmidhuber 1997) or GRU (Cho et al. 2014), with torch's order of gates.
+    """One layer of an LSTM (Hochreiter & Schmidhuber 1997) or GRU (Cho et al. 2014), gates ordered as in torch.
 
-    Its state is the output [batch, size] and beside it, in an LSTM, the cell.
+    The state is the output [batch, size]; an LSTM appends the cell [batch, size].
     """
 
     def __init__(self, kind: Literal["lstm", "gru"], features: int, size: int):
@@ -26,66 +26,67 @@ class RNNLayer(nn.Module):
         self.recurrent = orthogonal(nn.Linear(size, GATES[kind] * size), 1.0)
 
     def step(self, features: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The state after one step: the output, and perhaps the cell."""
-        return self._advance(self._project(features), state.split(self.size, dim=-1))
+        """The next state: (output,) of a GRU, (output, cell) of an LSTM."""
+        return self._cell_step(self._project_input(features), state.split(self.size, dim=-1))
 
-    # Compiled as a whole, the loop would be unrolled, which takes minutes; so its body is compiled instead.
+    # torch.compile would unroll the whole loop, which takes minutes, so only the body is compiled.
     @torch.compiler.disable(recursive=False)
-    def walk(
-        self, features: torch.Tensor, state: torch.Tensor, fresh: torch.Tensor
+    def unroll(
+        self, features: torch.Tensor, state: torch.Tensor, starts: torch.Tensor
     ) -> tuple[torch.Tensor, list[tuple[torch.Tensor, ...]]]:
-        """Outputs [T, n, size] and the parts of the state after each step; before `fresh` ones [T, n] all is forgotten.
+        """Outputs [T, n, size] and the state after each step; the state is zeroed before steps in `starts` [T, n].
 
-        The products with the inputs need no state and so are one for all steps.
+        Input projections need no state, so one product covers all steps.
         """
-        # Contiguous like those that follow: the compiled body is then one and the same.
+        # Contiguous as in later steps, so that the body is compiled only once.
         parts, after = tuple(part.contiguous() for part in state.split(self.size, dim=-1)), []
-        for projected, new in zip(self._project(features).unbind(), fresh.unsqueeze(-1).unbind(), strict=True):
-            parts = self._turn(projected, parts, new)
+        for projected, start in zip(self._project_input(features).unbind(), starts.unsqueeze(-1).unbind(), strict=True):
+            parts = self._sequence_step(projected, parts, start)
             after.append(parts)
         return torch.stack([step[0] for step in after]), after
 
     def activations(self) -> int:
-        """Numbers that one step of a sample leaves behind."""
+        """Number of activations per sample and step kept for the backward pass."""
         return 3 * GATES[self.kind] * self.size + 2 * self.state_size
 
-    def _project(self, features: torch.Tensor) -> torch.Tensor:
+    def _project_input(self, features: torch.Tensor) -> torch.Tensor:
         return linear(features, self.input.weight, self.input.bias).float()
 
-    def _turn(
-        self, projected: torch.Tensor, parts: tuple[torch.Tensor, ...], fresh: torch.Tensor
+    def _sequence_step(
+        self, projected: torch.Tensor, parts: tuple[torch.Tensor, ...], start: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        """A step within sequences."""
-        return self._advance(projected, tuple(part.masked_fill(fresh, 0.0) for part in parts))
+        """One step of `unroll`."""
+        return self._cell_step(projected, tuple(part.masked_fill(start, 0.0) for part in parts))
 
-    def _advance(self, projected: torch.Tensor, parts: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        recalled = linear(parts[0], self.recurrent.weight, self.recurrent.bias).float()
+    def _cell_step(self, projected: torch.Tensor, parts: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        recurrent = linear(parts[0], self.recurrent.weight, self.recurrent.bias).float()
         if self.kind == "lstm":
-            keep_in, keep, new, show = (projected + recalled).chunk(4, dim=-1)
-            cell = torch.sigmoid(keep) * parts[1] + torch.sigmoid(keep_in) * torch.tanh(new)
-            return torch.sigmoid(show) * torch.tanh(cell), cell
-        (reset, keep, new), (reset_, keep_, new_) = projected.chunk(3, dim=-1), recalled.chunk(3, dim=-1)
-        fresh = torch.tanh(new + torch.sigmoid(reset + reset_) * new_)
-        return (fresh + torch.sigmoid(keep + keep_) * (parts[0] - fresh),)
+            input_gate, forget_gate, new, output_gate = (projected + recurrent).chunk(4, dim=-1)
+            cell = torch.sigmoid(forget_gate) * parts[1] + torch.sigmoid(input_gate) * torch.tanh(new)
+            return torch.sigmoid(output_gate) * torch.tanh(cell), cell
+        (reset, update, new), (reset_h, update_h, new_h) = projected.chunk(3, dim=-1), recurrent.chunk(3, dim=-1)
+        candidate = torch.tanh(new + torch.sigmoid(reset + reset_h) * new_h)
+        return (candidate + torch.sigmoid(update + update_h) * (parts[0] - candidate),)
 
 
 class RNN(nn.Module):
-    """Layers of one kind and width, each on top of the outputs of the one before.
+    """A stack of LSTM or GRU layers of one width.
 
-    The state is one tensor [batch, state_size]: the states of the layers, one after the other. An episode starts with
-    zeros. States are float32 whatever type the products have.
+    The state is one float32 tensor [batch, state_size], the states of the layers concatenated; it is zero at an
+    episode's start.
     """
 
     def __init__(self, kind: Literal["lstm", "gru"], features: int, size: int, layers: int = 1):
         super().__init__()
         self.kind, self.size = kind, size
-        self.layers = nn.ModuleList(RNNLayer(kind, size if i else features, size) for i in range(layers))
-        self.state_size = sum(layer.state_size for layer in self.layers)
+        made = [RNNLayer(kind, size if i else features, size) for i in range(layers)]
+        self.layers = nn.ModuleList(made)
+        self.state_size = sum(layer.state_size for layer in made)
 
     def step(self, features: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """One step of a batch: features [n, *] and state [n, S] to output [n, size] and the state after it."""
+        """Advance by one step: features [n, *] and state [n, S] to output [n, size] and next state [n, S]."""
         after: list[torch.Tensor] = []
-        for layer, own in zip(self.layers, self._states(state), strict=True):
+        for layer, own in zip(self._layers(), self._states(state), strict=True):
             parts = layer.step(features, own)
             features = parts[0]
             after += parts
@@ -93,44 +94,47 @@ class RNN(nn.Module):
 
     @torch.compiler.disable(recursive=False)  # as in the layers
     def sequence(self, features: torch.Tensor, state: torch.Tensor, ended: torch.Tensor) -> torch.Tensor:
-        """Outputs [T, n, size] over features [T, n, *], from the state [n, S] before the first of them.
+        """Outputs [T, n, size] of features [T, n, *], starting from the state [n, S].
 
-        Where an episode `ended` [T, n] with a step, the next one starts with zeros. Layer by layer: each goes through
-        the whole sequence before the next one begins.
+        The state is zeroed after steps where `ended` [T, n] is set. Each layer runs over the whole sequence before the
+        next one.
         """
-        fresh = _fresh(ended)
-        for layer, own in zip(self.layers, self._states(state), strict=True):
-            features, _ = layer.walk(features, own, fresh)
+        starts = _episode_starts(ended)
+        for layer, own in zip(self._layers(), self._states(state), strict=True):
+            features, _ = layer.unroll(features, own, starts)
         return features
 
     @torch.compiler.disable(recursive=False)
-    def walk(
+    def unroll(
         self, features: torch.Tensor, state: torch.Tensor, ended: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same, and beside the outputs the states [T, n, S] after each step, not yet forgotten."""
-        fresh, states = _fresh(ended), []
-        for layer, own in zip(self.layers, self._states(state), strict=True):
-            features, after = layer.walk(features, own, fresh)
+        """Like `sequence`; also returns the states [T, n, S] after each step, before they are zeroed."""
+        starts, states = _episode_starts(ended), []
+        for layer, own in zip(self._layers(), self._states(state), strict=True):
+            features, after = layer.unroll(features, own, starts)
             states += [torch.stack(parts) for parts in zip(*after, strict=True)]
         return features, torch.cat(states, dim=-1)
 
     def activations(self) -> int:
-        """Numbers that one step of a sample leaves behind."""
-        return sum(layer.activations() for layer in self.layers)
+        """Number of activations per sample and step kept for the backward pass."""
+        return sum(layer.activations() for layer in self._layers())
+
+    def _layers(self) -> list[RNNLayer]:
+        return cast(list[RNNLayer], list(self.layers))
 
     def _states(self, state: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return state.split(self.layers[0].state_size, dim=-1)
+        return state.split(self._layers()[0].state_size, dim=-1)
 
 
-def _fresh(ended: torch.Tensor) -> torch.Tensor:
-    """Before which steps [T, n] of sequences all is forgotten: those after an end."""
+def _episode_starts(ended: torch.Tensor) -> torch.Tensor:
+    """bool [T, n]: steps that follow an episode's end within the sequence."""
     return torch.cat([torch.zeros_like(ended[:1]), ended[:-1]])
 
 
 RNNMaker = Callable[[int], RNN]
-"""Makes an RNN for the width of a encoder's features."""
+"""Factory of an RNN, called with the width of the encoder's features."""
 
 
 def rnn_maker(kind: Literal["none", "lstm", "gru"], size: int, layers: int = 1) -> RNNMaker | None:
-    """A maker of recurrent networks of a kind, width and number of layers (None: the policy has no memory)."""
+    """A factory of RNNs of a kind, width and number of layers (None: no RNN)."""
     return None if kind == "none" else lambda features: RNN(kind, features, size, layers)

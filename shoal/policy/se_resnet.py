@@ -1,11 +1,11 @@
-"""SE-ResNet9, a encoder for small images of distances or colors and for the numbers beside them (Shacklett et al. 2021).
+"""SE-ResNet9, an encoder of small depth or color images and of vectors beside them (Shacklett et al. 2021).
 
-Nine layers of convolution without normalization: squeeze and excitation (Hu et al. 2018) in blocks that begin as Fixup
-does (Zhang et al. 2019), with nothing added by their residual branches and the shortcuts alone to carry the signal.
+Nine convolutions without normalization, with squeeze and excitation (Hu et al. 2018) and Fixup initialization (Zhang
+et al. 2019): residual branches start at zero.
 """
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -13,61 +13,63 @@ from torch import nn
 
 from shoal.core.errors import ShoalError
 from shoal.core.spaces import Box
-from shoal.policy.cnn import Conv, channels_come_last, far, image_size
+from shoal.policy.cnn import Conv, channels_come_last, image_size, max_depth
 from shoal.policy.mlp import linear, on_tensor_cores, orthogonal
 from shoal.policy.normalize import RunningMoments
 
-SQUARE = 4
-"""Side of the squares of pixels that become channels."""
+PATCH_SIZE = 4
+"""Side of the square patches of pixels that become channels."""
 
-BINS = 10
-"""One-hot channels beside each channel of distances."""
+DEPTH_BINS = 10
+"""One-hot channels per channel of depth."""
 
-EMBEDDED = 32
-"""Features of each part that is no image."""
+EMBEDDING_SIZE = 32
+"""Features of each part that is not an image."""
 
-SMALLEST = 16
-"""Parts with three axes are images from this height and width on."""
+MIN_IMAGE_SIDE = 16
+"""Minimum height and width of a part with three axes to count as an image [pixels]."""
 
-LEAST_VARIANCE = 0.01
-"""Colors [0, 1] that vary less are not spread further."""
+MIN_COLOR_VARIANCE = 0.01
+"""Lower bound of the variance that colors in [0, 1] are normalized by."""
 
 
 class Sizes(NamedTuple):
-    """How large a network is."""
+    """Sizes of a network."""
 
     channels: tuple[int, ...]
-    """Of each stage, of one block; all but the first halve the sides."""
+    """Channels of each block; all blocks but the first halve height and width."""
     reduction: int
-    """Channels per squeezed one."""
+    """Reduction ratio of squeeze and excitation."""
     compressed: int
-    """Numbers that are left of an image before the last layer, about."""
+    """Approximate number of inputs of the last linear layer."""
     features: int
+    """Outputs of the last linear layer."""
 
 
 SIZES = {
     "se-resnet9": Sizes((64, 128, 256, 512), 16, 1024, 512),
     "se-resnet9-small": Sizes((16, 32, 64, 64), 8, 256, 128),
 }
-"""Name on the command line -> sizes: the paper's, and what a CPU can bear."""
+"""Name on the command line -> sizes: the paper's, and smaller ones for CPUs."""
 
 
-def is_picture(shape: tuple[int, ...]) -> bool:
-    """Whether a part of what is seen is an image for this network."""
-    return len(shape) == 3 and min(image_size(shape)[1:]) >= SMALLEST
+def is_image(shape: tuple[int, ...]) -> bool:
+    """Whether a part of an observation is an image for this network."""
+    return len(shape) == 3 and min(image_size(shape)[1:]) >= MIN_IMAGE_SIDE
 
 
 class SEResNet9(nn.Module):
-    """What is seen, [batch, *seen], to features: those of its images, then 32 for each other part.
+    """Maps observations [batch, *shape] to features: those of the images, then 32 for each other part.
 
-    - Distances (parts of the kind `depth`, or an image of floats with one channel) are cut off at 10 m or the bound of
-      the space, divided by that and joined with ten one-hot bins: 11 channels.
+    - Depth (parts of the kind `depth`, or one float image with one channel) is clipped at 10 m or the bound of the
+      space, divided by that and concatenated with ten one-hot bins: 11 channels.
     - Bytes, and images that are parts, are scaled to 0..1 and normalized by the running moments of each channel.
-    - Images of one size are joined along their channels; frames of a stack too. Sides must be multiples of four.
-    - Every other part has a linear layer of its own; without a bias if it is a `choice`, which makes it an embedding.
+    - Images of one size and stacked frames are concatenated along the channels. Height and width must be multiples of
+      four.
+    - Each other part has a linear layer; that of a `choice` has no bias, so it is an embedding.
 
-    Seeing 64 x 64 distances, three numbers and a choice of five, with an RNN of two LSTM layers of 512 on top and four
-    actions, a policy has the 10,988,085 parameters of the paper:
+    With 64 x 64 depth, three numbers, a choice of five, two LSTM layers of 512 and four actions, a policy has the
+    10,988,085 parameters of the paper:
 
         stem, 1 x 1, 16 x 11 to 64 channels, no bias                11,264
         blocks: 3 x 3 and 1 x 1 convolutions, no biases          4,890,624
@@ -82,99 +84,107 @@ class SEResNet9(nn.Module):
 
     takes_bytes = True
     pixels: torch.Tensor | None
-    """Which numbers of a vector are not to be normalized before: images, scaled here, and choices."""
+    """bool [size]: elements that must not be normalized: images, which are scaled here, and choices."""
 
-    def __init__(self, seen: Box, frames: int = 1, sizes: Sizes = SIZES["se-resnet9"]):
+    def __init__(self, space: Box, frames: int = 1, sizes: Sizes = SIZES["se-resnet9"]):
         super().__init__()
-        parts = seen.parts or (("", seen.shape),)
+        parts = space.parts or (("", space.shape),)
         self.widths = [math.prod(shape) for _, shape in parts]
-        self.scales_all = not seen.parts
-        pictures: dict[str, Picture] = {}
+        self.scales_all = not space.parts
+        pictures: dict[str, ImagePlanes] = {}
         networks: dict[tuple[int, int], list[int]] = {}
         for i, (name, shape) in enumerate(parts):
-            if seen.parts and not is_picture(shape):
+            if space.parts and not is_image(shape):
                 continue
-            count = 1 if seen.parts else frames
+            count = 1 if space.parts else frames
             single = image_size(shape, count)[0] == count
-            depth = seen.kind(name) == "depth" if seen.parts else single and seen.dtype != torch.uint8
-            most = 255.0 if seen.dtype == torch.uint8 or (seen.parts and seen.kind(name) != "color") else 1.0
-            known = bool(seen.parts) or seen.dtype == torch.uint8
-            pictures[str(i)] = picture = Picture(shape, count, far(seen) if depth else None, most if known else None)
-            networks.setdefault(picture.sides, []).append(i)
+            depth = space.kind(name) == "depth" if space.parts else single and space.dtype != torch.uint8
+            max_value = 255.0 if space.dtype == torch.uint8 or (space.parts and space.kind(name) != "color") else 1.0
+            known = bool(space.parts) or space.dtype == torch.uint8
+            limit = max_depth(space) if depth else None
+            pictures[str(i)] = image = ImagePlanes(shape, count, limit, max_value if known else None)
+            networks.setdefault(image.sides, []).append(i)
         self.pictures = nn.ModuleDict(pictures)
-        self.layout = list(networks.values())
-        """Which parts are the images of each network."""
+        self.network_parts = list(networks.values())
+        """Indices of the parts that are images of each network."""
         self.networks = nn.ModuleList(
-            Network(sides, sum(pictures[str(i)].planes for i in places), sizes) for sides, places in networks.items()
+            Network(sides, sum(pictures[str(i)].planes for i in indices), sizes) for sides, indices in networks.items()
         )
-        self.rest = [i for i in range(len(parts)) if str(i) not in pictures]
-        biased = [seen.kind(parts[i][0]) != "choice" for i in self.rest]
-        self.embeddings = nn.ModuleList(
-            nn.Linear(self.widths[i], EMBEDDED, bias=bias) for i, bias in zip(self.rest, biased, strict=True)
-        )
-        for layer in self.embeddings:
+        self.vector_parts = [i for i in range(len(parts)) if str(i) not in pictures]
+        biased = [space.kind(parts[i][0]) != "choice" for i in self.vector_parts]
+        embeddings = [
+            nn.Linear(self.widths[i], EMBEDDING_SIZE, bias=bias)
+            for i, bias in zip(self.vector_parts, biased, strict=True)
+        ]
+        self.embeddings = nn.ModuleList(embeddings)
+        for layer in embeddings:
             nn.init.orthogonal_(layer.weight)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
-        numbers = {i for i, bias in zip(self.rest, biased, strict=True) if bias}
+        numbers = {i for i, bias in zip(self.vector_parts, biased, strict=True) if bias}
         flags = [torch.full((width,), i not in numbers) for i, width in enumerate(self.widths)]
-        self.register_buffer("pixels", torch.cat(flags) if seen.parts else None, persistent=False)
+        self.register_buffer("pixels", torch.cat(flags) if space.parts else None, persistent=False)
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         pieces = observation.flatten(1).split(self.widths, dim=1)
         features = []
-        for network, places in zip(self.networks, self.layout, strict=True):
-            planes = [self.pictures[str(i)](pieces[i]) for i in places]
+        for network, indices in zip(self.networks, self.network_parts, strict=True):
+            planes = [self.pictures[str(i)](pieces[i]) for i in indices]
             features.append(network(torch.cat(planes, dim=-1) if len(planes) > 1 else planes[0]))
-        # Numbers may need more digits than bf16 has.
+        # Vectors may need more precision than bf16.
         with torch.autocast("cuda" if observation.is_cuda else "cpu", enabled=False):
-            for layer, i in zip(self.embeddings, self.rest, strict=True):
+            for layer, i in zip(self.embeddings, self.vector_parts, strict=True):
                 features.append(layer(pieces[i].float()))
         return torch.cat([part.float() for part in features], dim=1)
 
     @property
     def has_moments(self) -> bool:
-        """Whether there are colors to normalize."""
-        return any(picture.moments is not None for picture in self.pictures.values())
+        """Whether there are color images to normalize."""
+        return any(image.moments is not None for _, image in self._images())
 
     @torch.no_grad()
     def update_normalizer(self, observation: torch.Tensor, weight: torch.Tensor | None = None) -> None:
-        """Let the running moments of colors know what was seen, in place; `weight` [batch] leaves samples out."""
+        """Update the running moments of colors in place; samples of `weight` [batch] 0 are ignored."""
         pieces = observation.flatten(1).split(self.widths, dim=1)
-        for i, picture in self.pictures.items():
-            picture.update_normalizer(pieces[int(i)], weight)
+        for i, image in self._images():
+            image.update_normalizer(pieces[i], weight)
 
     def activations(self) -> int:
-        """Numbers that one sample leaves behind."""
-        return sum(network.activations() for network in self.networks) + EMBEDDED * len(self.rest)
+        """Number of activations per sample kept for the backward pass."""
+        networks = cast(list[Network], list(self.networks))
+        return sum(network.activations() for network in networks) + EMBEDDING_SIZE * len(self.vector_parts)
+
+    def _images(self) -> "list[tuple[int, ImagePlanes]]":
+        """Part index and module of each image."""
+        return [(int(i), cast(ImagePlanes, image)) for i, image in self.pictures.items()]
 
 
-class Picture(nn.Module):
-    """Flat images of distances or colors as planes [batch, height, width, planes], `frames` of them side by side."""
+class ImagePlanes(nn.Module):
+    """Converts flat depth or color images to planes [batch, height, width, planes], with `frames` concatenated."""
 
-    def __init__(self, shape: tuple[int, ...], frames: int, far: float | None, most: float | None):
-        """Distances end at `far` [m] (None: there are none); colors at `most`, or are taken as they are (None)."""
+    def __init__(self, shape: tuple[int, ...], frames: int, max_depth: float | None, max_value: float | None):
+        """Clip depth at `max_depth` [m] (None: no depth); divide colors by `max_value` (None: do not scale)."""
         super().__init__()
         channels, *sides = image_size(shape, frames)
-        self.shape, self.frames, self.far, self.most = shape, frames, far, most
+        self.shape, self.frames, self.max_depth, self.max_value = shape, frames, max_depth, max_value
         self.sides = sides[0], sides[1]
         self.channels_last = channels_come_last(shape, frames)
-        self.planes = channels * (1 if far is None else 1 + BINS)
-        self.moments = RunningMoments((channels,)) if far is None and most is not None else None
+        self.planes = channels * (1 if max_depth is None else 1 + DEPTH_BINS)
+        self.moments = RunningMoments((channels,)) if max_depth is None and max_value is not None else None
 
     def forward(self, flat: torch.Tensor) -> torch.Tensor:
         x = self._pixels(flat)
-        if self.far is not None:
-            share = (x.clamp(0.0, self.far) / self.far).unsqueeze(-1)
-            plane = torch.arange(-1, BINS, device=x.device)  # -1 is the distance itself
-            full = (share * BINS).floor().clamp(max=BINS - 1) == plane
-            x = torch.where(plane < 0, share, full.to(share.dtype)).flatten(3)
+        if self.max_depth is not None:
+            scaled = (x.clamp(0.0, self.max_depth) / self.max_depth).unsqueeze(-1)
+            plane = torch.arange(-1, DEPTH_BINS, device=x.device)  # -1: the depth itself
+            one_hot = (scaled * DEPTH_BINS).floor().clamp(max=DEPTH_BINS - 1) == plane
+            x = torch.where(plane < 0, scaled, one_hot.to(scaled.dtype)).flatten(3)
         elif self.moments is not None:
-            x = (x - self.moments.mean) * torch.rsqrt(self.moments.var.clamp(min=LEAST_VARIANCE))
+            x = (x - self.moments.mean) * torch.rsqrt(self.moments.var.clamp(min=MIN_COLOR_VARIANCE))
         return x.bfloat16() if on_tensor_cores(x) else x
 
     def update_normalizer(self, flat: torch.Tensor, weight: torch.Tensor | None) -> None:
-        """Let the moments know these images."""
+        """Update the moments with these images."""
         if self.moments is None:
             return
         if weight is not None:
@@ -188,56 +198,58 @@ class Picture(nn.Module):
             image = image.unflatten(1, (self.frames, -1)).permute(0, 2, 3, 1, 4).flatten(3)
         else:
             image = image.permute(0, 2, 3, 1)
-        return image.float() if self.far is not None or self.most is None else image.float() * (1.0 / self.most)
+        if self.max_depth is not None or self.max_value is None:
+            return image.float()
+        return image.float() * (1.0 / self.max_value)
 
 
 class Network(nn.Module):
-    """Planes [batch, height, width, planes] to features."""
+    """Maps planes [batch, height, width, planes] to features."""
 
     def __init__(self, sides: tuple[int, int], planes: int, sizes: Sizes):
         super().__init__()
-        if any(side % SQUARE for side in sides):
+        if any(side % PATCH_SIZE for side in sides):
             raise ShoalError(
-                f"SE-ResNet9 needs images whose height and width are multiples of {SQUARE}, got {sides[0]} x "
+                f"SE-ResNet9 needs images whose height and width are multiples of {PATCH_SIZE}, got {sides[0]} x "
                 f"{sides[1]}; use --encoder nature or impala."
             )
-        first, height, width = sizes.channels[0], sides[0] // SQUARE, sides[1] // SQUARE
-        self.stem = nn.Linear(planes * SQUARE**2, first, bias=False)  # a 1 x 1 convolution
+        first, height, width = sizes.channels[0], sides[0] // PATCH_SIZE, sides[1] // PATCH_SIZE
+        self.stem = nn.Linear(planes * PATCH_SIZE**2, first, bias=False)  # a 1 x 1 convolution
         nn.init.orthogonal_(self.stem.weight, math.sqrt(2.0))
-        self._kept = height * width * (planes * SQUARE**2 + first)
+        self._activations = height * width * (planes * PATCH_SIZE**2 + first)
         blocks, before = [], first
         for i, channels in enumerate(sizes.channels):
             stride = 2 if i else 1
-            self._kept += 2 * before * height * width
+            self._activations += 2 * before * height * width
             height, width = -(-height // stride), -(-width // stride)
-            self._kept += (7 * channels + before) * height * width
+            self._activations += (7 * channels + before) * height * width
             blocks.append(Block(before, channels, stride, sizes.reduction, len(sizes.channels)))
             before = channels
         self.blocks = nn.Sequential(*blocks)
-        left = max(8, 8 * round(sizes.compressed / (height * width) / 8))  # tensor cores want multiples of eight
+        left = max(8, 8 * round(sizes.compressed / (height * width) / 8))  # a multiple of eight for tensor cores
         self.compress = orthogonal(Conv(before, left, 3, padding=1), math.sqrt(2.0))
         self.last = nn.Linear(left * height * width, sizes.features, bias=False)
         nn.init.orthogonal_(self.last.weight, math.sqrt(2.0))
         self.norm = nn.LayerNorm(sizes.features)
-        self._kept += 2 * self.last.in_features + 4 * sizes.features
+        self._activations += 2 * self.last.in_features + 4 * sizes.features
 
     def forward(self, planes: torch.Tensor) -> torch.Tensor:
-        x = planes.unflatten(2, (-1, SQUARE)).unflatten(1, (-1, SQUARE)).transpose(2, 3).flatten(3)
-        x = F.relu(F.linear(x, self.stem.weight)).permute(0, 3, 1, 2)  # channels are last in memory from here on
+        x = planes.unflatten(2, (-1, PATCH_SIZE)).unflatten(1, (-1, PATCH_SIZE)).transpose(2, 3).flatten(3)
+        x = F.relu(F.linear(x, self.stem.weight)).permute(0, 3, 1, 2)  # channels last in memory from here on
         x = F.relu(self.compress(self.blocks(x))).flatten(1)
         return F.relu(self.norm(F.linear(x, self.last.weight)))
 
     def activations(self) -> int:
-        """Numbers that one sample leaves behind."""
-        return self._kept
+        """Number of activations per sample kept for the backward pass."""
+        return self._activations
 
 
 class Block(nn.Module):
-    """relu(s(y) y + shortcut(x)), y = k conv(relu(conv(x + a) + b) + c) + d, s the excitation: a weight per channel.
+    """relu(s(y) y + shortcut(x)), y = k conv(relu(conv(x + a) + b) + c) + d, with s the excitation per channel.
 
-    The second convolution begins with zeros and the first with weights of the usual spread / sqrt(blocks): then the
-    whole network changes at the same pace however many blocks it has. Where sides or channels change, the shortcut is
-    a mean over 3 x 3 pixels and a 1 x 1 convolution of x + a.
+    The second convolution starts at zero, and the first with He standard deviation / sqrt(blocks), so that the rate of
+    change does not depend on the number of blocks. Where height or channels change, the shortcut is 3 x 3
+    average pooling and a 1 x 1 convolution of x + a.
     """
 
     def __init__(self, before: int, channels: int, stride: int, reduction: int, blocks: int):
@@ -252,12 +264,12 @@ class Block(nn.Module):
         self.excite = orthogonal(nn.Linear(channels // reduction, channels), 1.0)
         nn.init.normal_(self.first.weight, std=math.sqrt(2.0 / (9 * channels * blocks)))
         nn.init.zeros_(self.second.weight)
-        nn.init.constant_(self.squeeze.bias, 0.1)  # y begins with zeros, at which a ReLU has no gradient
+        nn.init.constant_(self.squeeze.bias, 0.1)  # y starts at zero, where a ReLU has no gradient
         if self.shortcut is not None:
             nn.init.normal_(self.shortcut.weight, std=math.sqrt(2.0 / before))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        a, b, c, d = self.shifts.unbind()  # without an axis, they leave bf16 what it is
+        a, b, c, d = self.shifts.unbind()  # 0-dimensional, so bf16 inputs stay bf16
         shifted = x + a
         y = self.second(F.relu(self.first(shifted) + b) + c) * self.scale + d
         weight = F.relu(linear(y.mean(dim=(2, 3)), self.squeeze.weight, self.squeeze.bias))

@@ -43,7 +43,7 @@ def drawn(
         last.clear()
         sample = replay.sample_sequences(500, 8, 8, 0.4) if sequences else replay.sample(500, 0.4)
         error = sample.reward.sum(0) if sequences else sample.reward
-        replay.update_priorities(sample.place, error)
+        replay.update_priorities(sample.index, error)
         last.extend(tensor for tensor in vars(sample).values() if tensor is not None)
 
     append, sampling = Graphed(replay.append, replay.device, graph), Graphed(draw, replay.device, graph)

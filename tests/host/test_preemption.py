@@ -210,11 +210,11 @@ def test_a_replay_bootstraps_where_rollouts_were_preempted(schedule, name, prior
         crossed = 0
         for _ in range(20):
             sample = replay.sample(64)
-            row, env = sample.place // ENVS, sample.place % ENVS
+            row, env = sample.index // ENVS, sample.index % ENVS
             lives = made[row // STEPS, row % STEPS, env]
             assert torch.equal(sample.weight > 0, lives)
             assert lives.all() or not prioritized
-            seen, later = sample.seen.view(-1, 2, 3)[lives], sample.later.view(-1, 2, 3)[lives]
+            seen, later = sample.observation.view(-1, 2, 3)[lives], sample.next_observation.view(-1, 2, 3)[lives]
             for frames in (seen, later):  # two frames of one episode, one step apart
                 torch.testing.assert_close(frames[:, 0, 1], (frames[:, 1, 1] - 1).clamp(min=0))
                 assert torch.equal(frames[:, 0, 2], frames[:, 1, 2])

@@ -1,4 +1,4 @@
-"""DDPG, TD3 and SAC against slow twins: squashed actions, one update, how many are due, who explores."""
+"""DDPG, TD3 and SAC against slow references: squashed actions, updates, exploration."""
 
 import copy
 import math
@@ -54,16 +54,16 @@ def test_squashed_actions_have_the_density_of_a_transformed_normal():
     head = SquashedHead(4, Box((3,), -1.0, 1.0), True, 0.1, None).double()
     params = head.params(torch.randn(50, 6, dtype=torch.float64)).double()
     mean, log_std = params.chunk(2, dim=-1)
-    action, log_prob = head.drawn(params, torch.randn(50, 3, dtype=torch.float64))
+    action, log_prob = head.sample_squashed(params, torch.randn(50, 3, dtype=torch.float64))
     normal = distributions.Normal(mean, log_std.exp())
-    twin = distributions.TransformedDistribution(normal, [distributions.TanhTransform(cache_size=0)])
+    reference = distributions.TransformedDistribution(normal, [distributions.TanhTransform(cache_size=0)])
     inside = action.abs().amax(dim=-1) < 0.999
     assert int(inside.sum()) > 10
-    torch.testing.assert_close(log_prob[inside], twin.log_prob(action)[inside].sum(-1), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(log_prob[inside], reference.log_prob(action)[inside].sum(-1), atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("stochastic", [False, True])
-def test_a_share_of_the_actions_is_anything(stochastic):
+def test_random_actions_have_the_given_rate(stochastic):
     torch.manual_seed(0)
     space = Box((2,), -1.0, 3.0)
     head = SquashedHead(4, space, stochastic, 0.05, None)
@@ -78,7 +78,7 @@ def test_a_share_of_the_actions_is_anything(stochastic):
     torch.testing.assert_close(head.to_world(head.mode(params))[0], torch.full((2,), 1.0 + 2.0 * math.tanh(-3.0)))
 
 
-def test_images_meet_actions_in_a_layer_of_their_own():
+def test_image_features_and_actions_are_joined_in_an_extra_layer():
     group = Group("g", Box((1, 40, 40)), Box(2, -1.0, 1.0))
     policy = ContinuousQPolicy(group, choose_encoder("nature", group, (8,), "relu"), False, **SACConfig().head())
     seen = torch.randn(5, 1, 40, 40)
@@ -91,8 +91,8 @@ def test_images_meet_actions_in_a_layer_of_their_own():
 # --- an update --------------------------------------------------------------------------------------------------------
 
 
-class Twin:
-    """The same algorithms as one would write them by hand, with optimizers of torch."""
+class Reference:
+    """The algorithms written plainly, with torch's optimizers."""
 
     def __init__(self, learner: ContinuousQ):
         c = learner.config
@@ -119,12 +119,12 @@ class Twin:
         c, bonus = self.c, 0.0
         with torch.no_grad():
             if c.stochastic:
-                action, log_prob = self.drawn(self.policy, sample.later, normal)
+                action, log_prob = self.drawn(self.policy, sample.next_observation, normal)
                 bonus = -torch.exp(self.policy.head.log_temperature) * log_prob
             else:
                 noise = (c.target_policy_noise * normal).clamp(-c.target_noise_clip, c.target_noise_clip)
-                action = (torch.tanh(self.target.distribution(sample.later)) + noise).clamp(-1, 1)
-            ahead = self.target.q_values(sample.later, action)
+                action = (torch.tanh(self.target.distribution(sample.next_observation)) + noise).clamp(-1, 1)
+            ahead = self.target.q_values(sample.next_observation, action)
             lowest = torch.minimum(ahead[0], ahead[-1])
             aim = sample.reward + sample.discount * (lowest + bonus)
         self.descend(
@@ -134,23 +134,23 @@ class Twin:
     def actor(self, sample, normal):
         counts = (sample.weight > 0).float()
         if self.c.stochastic:
-            action, log_prob = self.drawn(self.policy, sample.seen, normal)
+            action, log_prob = self.drawn(self.policy, sample.observation, normal)
             log_alpha = self.policy.head.log_temperature
             loss = (counts * (log_alpha.detach().exp() * log_prob - self.lowest(sample, action))).mean()
             loss = loss - (counts * log_alpha * (log_prob + self.entropy).detach()).mean()
         else:
-            loss = -(counts * self.lowest(sample, torch.tanh(self.policy.distribution(sample.seen)))).mean()
+            loss = -(counts * self.lowest(sample, torch.tanh(self.policy.distribution(sample.observation)))).mean()
         self.descend(1, loss)
         with torch.no_grad():
             for own, other in zip(self.target.parameters(), self.policy.parameters(), strict=True):
                 own.lerp_(other, self.c.tau)
 
     def lowest(self, sample, action):
-        return self.policy.q_values(sample.seen, action).min(dim=0).values
+        return self.policy.q_values(sample.observation, action).min(dim=0).values
 
 
 def seen_of(sample):
-    return sample.seen, sample.action
+    return sample.observation, sample.action
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -159,9 +159,9 @@ def seen_of(sample):
     [("ddpg", {}), ("td3", dict(n_step=3)), ("sac", {}), ("sac", dict(prioritized=True, tau=0.1))],
     ids=["ddpg", "td3", "sac", "prioritized"],
 )
-def test_updates_are_those_of_a_plain_version(kind, settings, group):
+def test_updates_equal_the_reference(kind, settings, group):
     learner = make(kind, GROUPS[group], **settings)
-    twin, draw = Twin(learner), learner.replay.sample
+    reference, draw = Reference(learner), learner.replay.sample
     drawn = []
 
     def sample(*given):
@@ -178,15 +178,15 @@ def test_updates_are_those_of_a_plain_version(kind, settings, group):
         learner.update()
         assert len(drawn) == learner.config.policy_delay
         for made, normal in zip(drawn, learner.noise, strict=False):
-            twin.critics(made, normal)
-        twin.actor(drawn[-1], learner.noise[-1])
+            reference.critics(made, normal)
+        reference.actor(drawn[-1], learner.noise[-1])
     assert float(learner.noise.std()) == pytest.approx(1.0, abs=0.15)
-    for one, other in ((learner.policy, twin.policy), (learner.target, twin.target)):
+    for one, other in ((learner.policy, reference.policy), (learner.target, reference.target)):
         for a, b in zip(one.parameters(), other.parameters(), strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=2e-4)
 
 
-def test_those_who_have_left_teach_nothing():
+def test_agents_that_left_are_ignored():
     flat = []
     for spoil in (0.0, 100.0):
         learner = make("sac", GROUPS["those who leave"])
@@ -196,7 +196,7 @@ def test_those_who_have_left_teach_nothing():
     assert torch.equal(*flat)
 
 
-def test_the_temperature_rises_while_there_is_too_little_entropy():
+def test_the_temperature_rises_while_entropy_is_below_the_target():
     for wanted, rises in ((3.0, True), (-3.0, False)):
         learner = make("sac", target_entropy=wanted)
         before = float(learner.policy.head.log_temperature.detach())
@@ -209,11 +209,11 @@ def test_the_temperature_rises_while_there_is_too_little_entropy():
         assert float(fixed.policy.head.log_temperature.detach()) == before
 
 
-# --- how many, how random ---------------------------------------------------------------------------------------------
+# --- schedules and exploration ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["sac", "td3"])
-def test_updates_are_due_exactly(kind):
+def test_the_number_of_updates_is_exact(kind):
     learner = make(kind, replay_ratio=7.3, learning_starts=333)
     each, total, drawn = learner.rollout.samples, 0, BATCH * learner.config.policy_delay
     for turn in range(1, 300):
@@ -238,8 +238,8 @@ def test_bad_settings_are_refused(settings, words):
 
 
 @pytest.mark.parametrize(
-    ("action", "words"), [(Discrete(3), "choose real numbers"), (Box(2), "need actions with bounds")]
+    ("action", "words"), [(Discrete(3), "group 'g' uses Discrete"), (Box(2), "need bounded Box actions")]
 )
-def test_other_actions_are_refused(action, words):
+def test_unsupported_actions_are_refused(action, words):
     with pytest.raises(ShoalError, match=words):
         check_group(SACConfig(), Group("g", Box(3), action))

@@ -1,4 +1,4 @@
-"""Images, numbers and the last action in one observation: SE-ResNet9 with a memory, Lamb, passes, whole runs."""
+"""Observations of images, numbers and the last action: SE-ResNet9 with an RNN, Lamb, micro-batches, whole runs."""
 
 from dataclasses import dataclass
 
@@ -63,7 +63,7 @@ def look(env: int, wall: wp.array[int], last: wp.array[int], clock: wp.array[int
 
 
 class Walls(KernelWorld):
-    """A wall stands in one of three thirds of the view; naming it pays 1 per step. Guessing pays 1/3."""
+    """A wall is in one third of the view; naming that third gives reward 1, so guessing gives 1/3 on average."""
 
     @dataclass(frozen=True)
     class Config:
@@ -98,15 +98,15 @@ def collected(layers: int, kind: str = "lstm", envs: int = 8) -> tuple[ActorCrit
 @pytest.mark.parametrize("optimizer", ["adam", "lamb"])
 @pytest.mark.parametrize("kind", [A2C, PPO])
 @pytest.mark.parametrize("layers", [0, 2], ids=["no memory", "two layers"])
-def test_one_pass_and_four_make_the_same_update(kind, optimizer, layers):
-    """Over images, and over whole sequences of them; the moments of colors too."""
+def test_one_pass_and_four_give_the_same_update(kind, optimizer, layers):
+    """For images and sequences of images, including the running moments of colors."""
     results = []
     for passes in (1, 4):
         policy, made = collected(layers, "lstm" if layers else "none")
         settings = dict(lr=1e-3, optimizer=optimizer, micro_batch_size=48 // passes, max_grad_norm=1e3)
         config = A2CConfig(**settings) if kind is A2C else PPOConfig(**settings, epochs=1, num_minibatches=1)
         learner = kind(policy, made.rollouts["eye"], config)
-        assert len(learner._passes(learner.units, learner._each)) == passes
+        assert len(learner._passes(learner.units, learner._samples_per_unit)) == passes
         learner.set_progress(0.0)
         start = learner.optimizer.flat.clone()
         learner.update()
@@ -117,7 +117,7 @@ def test_one_pass_and_four_make_the_same_update(kind, optimizer, layers):
     torch.testing.assert_close(results[0][1], results[1][1], rtol=1e-3, atol=1e-6)
     for one, other in zip(results[0][2:], results[1][2:], strict=True):
         torch.testing.assert_close(one, other)
-    # The first step of Adam is g / (|g| + eps): where a gradient is rounding alone, its sign is too.
+    # Adam's first step is g / (|g| + eps), whose sign is arbitrary where the gradient is rounding error.
     large = results[0][1].abs() > 1e-5
     torch.testing.assert_close(results[0][0][large], results[1][0][large], rtol=1e-2, atol=2e-5)
 
@@ -150,13 +150,13 @@ def test_the_settings_of_large_batches_are_flags():
     learn = job.learn
     for name, value in PAPER.items():
         assert getattr(learn, name) == value
-    assert (learn.clip_range_vf, learn.decay, learn.adam_eps) == (None, 0.01, 1e-5)
+    assert (learn.clip_range_vf, learn.resolved_weight_decay, learn.adam_eps) == (None, 0.01, 1e-5)
     assert learn.peak_lr(learn.batch(64 * 32)) == pytest.approx(5e-4 * 2.0)
     assert (job.policy.rnn_layers, job.run.rollout_steps) == (2, 32)
 
 
 @pytest.mark.parametrize(("optimizer", "lr"), [("adam", 2e-3), pytest.param("lamb", 3e-2, marks=pytest.mark.slow)])
-def test_it_learns_to_see(optimizer, lr):
+def test_it_learns_from_images(optimizer, lr):
     settings = dict(PAPER, optimizer=optimizer, lr=lr, lr_scale="none", epochs=2, encoder="se-resnet9-small")
     job = make_job(WALLS, num_envs=32, rollout_steps=8, total_steps=30 * 256, device="cpu", **settings)
     assert "envs x 1 agent(s)" in str(estimate(job, 2**30))
@@ -168,8 +168,8 @@ def test_it_learns_to_see(optimizer, lr):
 
 
 @pytest.mark.parametrize("algo", ["ppo", "a2c"])
-def test_a_resumed_run_sees_the_same(tmp_path, algo):
-    """Lamb's state and the moments of colors are saved: a run that was interrupted ends with the same numbers."""
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, algo):
+    """Lamb's state and the moments of colors are saved: an interrupted run ends with the same numbers."""
     small = dict(
         num_envs=8, rollout_steps=6, eval_episodes=2, quiet=True, device="cpu", log_every=0.0, lr_schedule="none"
     )

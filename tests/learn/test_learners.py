@@ -1,4 +1,4 @@
-"""A2C and PPO against a plain torch version of one update; what stops a step and who is left out of it."""
+"""A2C and PPO against a plain torch version of one update; skipped steps and ignored agents."""
 
 import copy
 import dataclasses
@@ -37,7 +37,7 @@ def make_policy(group: Group, normalize=False, shared_encoder=True) -> ActorCrit
 
 
 def make_rollout(policy: ActorCritic, seed=0, off_policy=0.3) -> Rollout:
-    """Random experience; the behavior's log-probabilities are `off_policy` away from the policy's."""
+    """Random experience; log-probabilities of the behavior policy differ by noise of size `off_policy`."""
     group = policy.group
     torch.manual_seed(seed)
     rollout = random_rollout(STEPS, ENVS, AGENTS, group.can_leave, seed, group=group)
@@ -56,24 +56,24 @@ def make_rollout(policy: ActorCritic, seed=0, off_policy=0.3) -> Rollout:
     return rollout
 
 
-# --- the plain version ----------------------------------------------------------------------------------------------
+# --- the reference --------------------------------------------------------------------------------------------------
 
 
-def twin_log_prob(policy, params, action):
+def reference_log_prob(policy, params, action):
     """Log-probability and entropy with torch.distributions."""
     space = policy.group.action
     if isinstance(space, Box):
         mean, log_std = params.chunk(2, dim=-1)
-        twin = Independent(Normal(mean, log_std.exp()), 1)
-        return twin.log_prob(action), twin.entropy()
+        reference = Independent(Normal(mean, log_std.exp()), 1)
+        return reference.log_prob(action), reference.entropy()
     nvec = (space.n,) if isinstance(space, Discrete) else space.nvec
-    twins = [Categorical(logits=part) for part in params.split(nvec, dim=-1)]
+    references = [Categorical(logits=part) for part in params.split(nvec, dim=-1)]
     columns = action.view(len(action), -1).long()
-    return sum(t.log_prob(columns[:, i]) for i, t in enumerate(twins)), sum(t.entropy() for t in twins)
+    return sum(t.log_prob(columns[:, i]) for i, t in enumerate(references)), sum(t.entropy() for t in references)
 
 
-def twin_update(policy: ActorCritic, rollout: Rollout, c, picks: list[torch.Tensor]) -> list[float]:
-    """The update as one would write it by hand: values, advantages, then one step of Adam per mini-batch."""
+def reference_update(policy: ActorCritic, rollout: Rollout, c, picks: list[torch.Tensor]) -> list[float]:
+    """The update written plainly: values, advantages, then one step of Adam per mini-batch."""
     observation = rollout.observation[:-1].flatten(0, 2)
     with torch.no_grad():
         value = policy.value(rollout.observation.flatten(0, 2)).view(STEPS + 1, ENVS, AGENTS).numpy()
@@ -88,7 +88,7 @@ def twin_update(policy: ActorCritic, rollout: Rollout, c, picks: list[torch.Tens
         if rollout.alive is not None:
             pick = pick[rollout.alive[:-1].flatten()[pick]]
         mask = None if rollout.action_mask is None else rollout.action_mask[:-1].flatten(0, 2)[pick]
-        log_prob, entropy = twin_log_prob(policy, policy.distribution(observation[pick], mask), action[pick])
+        log_prob, entropy = reference_log_prob(policy, policy.distribution(observation[pick], mask), action[pick])
         a = advantage[pick]
         if c.normalize_advantage:
             a = (a - a.mean()) / a.std(correction=0)
@@ -151,44 +151,44 @@ ALL = torch.arange(SAMPLES)
     ],
     ids=["A2C", "A2C free", "PPO", "PPO clipped"],
 )
-def test_one_step_equals_the_plain_version(kind, config, group):
+def test_one_step_equals_the_reference(kind, config, group):
     policy = make_policy(group)
-    rollout, twin = make_rollout(policy), copy.deepcopy(policy)
+    rollout, reference = make_rollout(policy), copy.deepcopy(policy)
     start = vector(policy)
     made = learner(kind, policy, rollout, config)
     made.update()
-    (loss,) = twin_update(twin, rollout, config, [ALL])
-    assert_same_policy(policy, twin)
+    (loss,) = reference_update(reference, rollout, config, [ALL])
+    assert_same_policy(policy, reference)
     assert (vector(policy) - start).abs().max() > 1e-3
     assert made.read_metrics()["loss"] == pytest.approx(loss, abs=1e-4)
 
 
-def test_the_entropy_bonus_falls_with_the_run():
-    """After three quarters of a run that ends with a fifth of it, 1 - 0.75 x 0.8 = 0.4 of it is left."""
+def test_the_entropy_coefficient_decays():
+    """With a final fraction of 0.2, 1 - 0.75 x 0.8 = 0.4 of it remains after three quarters of the run."""
     policy = make_policy(PLAIN)
-    rollout, twin = make_rollout(policy), copy.deepcopy(policy)
+    rollout, reference = make_rollout(policy), copy.deepcopy(policy)
     config = PPOConfig(lr=0.01, lr_schedule="none", epochs=1, num_minibatches=1, ent_coef=0.5, ent_coef_final=0.2)
     made = PPO(policy, rollout, config)
     made.set_progress(0.75)
     made.update()
-    twin_update(twin, rollout, dataclasses.replace(config, ent_coef=0.2), [ALL])
-    assert_same_policy(policy, twin)
+    reference_update(reference, rollout, dataclasses.replace(config, ent_coef=0.2), [ALL])
+    assert_same_policy(policy, reference)
 
 
-def test_separate_torsos_equal_the_plain_version():
+def test_separate_encoders_equal_the_reference():
     policy = make_policy(PLAIN, shared_encoder=False)
-    rollout, twin = make_rollout(policy), copy.deepcopy(policy)
+    rollout, reference = make_rollout(policy), copy.deepcopy(policy)
     config = PPOConfig(lr=0.01, epochs=1, num_minibatches=1)
     learner(PPO, policy, rollout, config).update()
-    twin_update(twin, rollout, config, [ALL])
-    assert_same_policy(policy, twin)
+    reference_update(reference, rollout, config, [ALL])
+    assert_same_policy(policy, reference)
 
 
 @pytest.mark.parametrize("group", ["choices", "masked choices that leave"])
-def test_epochs_and_minibatches_equal_the_plain_version(group):
-    """Three passes in two mini-batches each, in the learner's own order."""
+def test_epochs_and_minibatches_equal_the_reference(group):
+    """Three epochs of two mini-batches, in the learner's order."""
     policy = make_policy(GROUPS[group])
-    rollout, twin = make_rollout(policy), copy.deepcopy(policy)
+    rollout, reference = make_rollout(policy), copy.deepcopy(policy)
     config = PPOConfig(lr=0.003, epochs=3, num_minibatches=2)
     learner(PPO, policy, rollout, config, seed=5).update()
     picks = []
@@ -196,12 +196,12 @@ def test_epochs_and_minibatches_equal_the_plain_version(group):
         order = torch.zeros(SAMPLES, dtype=torch.int32)
         order_plan(order, 5, epoch, torch.zeros(1, dtype=torch.int32))()
         picks += order.long().split(SAMPLES // 2)
-    losses = twin_update(twin, rollout, config, picks)
+    losses = reference_update(reference, rollout, config, picks)
     assert len(losses) == 6
-    assert_same_policy(policy, twin, 1e-4)
+    assert_same_policy(policy, reference, 1e-4)
 
 
-def test_every_update_has_another_order():
+def test_every_update_has_a_different_order():
     policy = make_policy(PLAIN)
     made = learner(PPO, policy, make_rollout(policy), PPOConfig(epochs=1, num_minibatches=2))
     orders = []
@@ -212,8 +212,8 @@ def test_every_update_has_another_order():
 
 
 @pytest.mark.parametrize("kind", [A2C, PPO])
-def test_learning_makes_rewarded_actions_likely(kind):
-    """Choice 2 pays 1 and the others nothing: after some updates it is taken most of the time."""
+def test_rewarded_actions_become_likely(kind):
+    """Choice 2 has reward 1, the others 0; after some updates it is chosen most of the time."""
     policy = make_policy(PLAIN)
     config = (A2CConfig if kind is A2C else PPOConfig)(lr=0.02, gamma=0.0)
     rollout = make_rollout(policy, off_policy=0.0)
@@ -229,14 +229,14 @@ def test_learning_makes_rewarded_actions_likely(kind):
     assert make_policy(PLAIN).distribution(seen).softmax(-1)[:, 2].mean() < 0.4
 
 
-# --- who is left out ------------------------------------------------------------------------------------------------
+# --- ignored samples ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("normalize_reward", [False, True])
 @pytest.mark.parametrize("kind", [A2C, PPO])
 @pytest.mark.parametrize("group", ["masked choices that leave", "numbers"])
 def test_dead_agents_contribute_nothing(kind, group, normalize_reward):
-    """Whatever stands in the rows of agents that have left, the update is the same, bit for bit."""
+    """The contents of rows of agents that have left do not change the update, bit for bit."""
     results = []
     for change in (False, True):
         policy = make_policy(GROUPS[group], normalize=True)
@@ -255,8 +255,8 @@ def test_dead_agents_contribute_nothing(kind, group, normalize_reward):
         assert torch.equal(one, other)
 
 
-def test_dead_agents_leave_no_trace_in_the_explained_variance():
-    """Of the samples that count, the value explains as much, whatever the dead would have been worth."""
+def test_dead_agents_do_not_affect_the_explained_variance():
+    """Values of dead agents do not change the explained variance of the others."""
     reports = []
     for seen in (0.0, 30.0):
         policy = make_policy(GROUPS["numbers"])
@@ -268,8 +268,8 @@ def test_dead_agents_leave_no_trace_in_the_explained_variance():
     assert reports[0] == pytest.approx(reports[1], abs=1e-5)
 
 
-def test_nobody_alive_is_no_step_away():
-    """A rollout without anyone in the game gives no gradient and no bad numbers."""
+def test_a_rollout_without_alive_agents_changes_nothing():
+    """A rollout without alive agents gives a zero gradient and no NaN."""
     policy = make_policy(GROUPS["numbers"], normalize=True)
     rollout = make_rollout(policy)
     rollout.alive.fill_(False)
@@ -280,11 +280,11 @@ def test_nobody_alive_is_no_step_away():
     assert float(made.optimizer.bad_steps) == 0.0
 
 
-# --- what stops a step ----------------------------------------------------------------------------------------------
+# --- skipped steps --------------------------------------------------------------------------------------------------
 
 
 def test_target_kl_stops_the_remaining_steps():
-    """On the old policy's own experience the first step is free; with a tiny target it is the only one."""
+    """The first step on the policy's own experience has a KL of 0; a tiny target stops all later ones."""
     results = {}
     for name, config in {
         "one": PPOConfig(lr=0.01, epochs=1, num_minibatches=1),
@@ -301,8 +301,8 @@ def test_target_kl_stops_the_remaining_steps():
     assert [results[name][1] for name in ("one", "stopped", "five", "generous")] == [1, 1, 5, 5]
 
 
-def test_once_stopped_it_stays_stopped():
-    """One sample far off its old probability stops the mini-batch it falls into and all after it, not those before."""
+def test_target_kl_stops_all_later_mini_batches():
+    """One sample with a large ratio stops its mini-batch and all later ones, but not those before."""
     for sample in range(0, SAMPLES, 7):
         policy = make_policy(PLAIN)
         rollout = make_rollout(policy, off_policy=0.0)
@@ -313,7 +313,7 @@ def test_once_stopped_it_stays_stopped():
         assert float(made.optimizer.steps) == place
 
 
-def test_the_next_rollout_starts_free_again():
+def test_target_kl_is_reset_for_the_next_rollout():
     policy = make_policy(PLAIN)
     rollout = make_rollout(policy, off_policy=0.0)
     made = learner(PPO, policy, rollout, PPOConfig(lr=0.01, epochs=3, num_minibatches=1, target_kl=1e-8))
@@ -361,7 +361,7 @@ def test_minibatches_that_do_not_divide_are_refused(num_minibatches):
         (dict(clip_range=0.0), "--clip-range.*0.0"),
     ],
 )
-def test_bad_settings_are_named(settings, says):
+def test_bad_settings_are_refused(settings, says):
     with pytest.raises(ShoalError, match=says):
         PPOConfig(**settings)
 
@@ -369,24 +369,24 @@ def test_bad_settings_are_named(settings, says):
 # --- around the update ----------------------------------------------------------------------------------------------
 
 
-def test_normalization_takes_the_rollout_in_after_learning():
-    """The update uses the moments the rollout was made with; afterwards they hold its observations too."""
+def test_observation_moments_are_updated_after_learning():
+    """The update uses the moments of collection; afterwards they include its observations."""
     policy = make_policy(PLAIN, normalize=True)
     earlier = 3.0 + 2.0 * torch.randn(100, 3)
     policy.moments.merge(earlier)
-    rollout, twin = make_rollout(policy), copy.deepcopy(policy)
+    rollout, reference = make_rollout(policy), copy.deepcopy(policy)
     config = A2CConfig(lr=0.01)
     learner(A2C, policy, rollout, config).update()
-    twin_update(twin, rollout, config, [ALL])
-    assert_same_policy(policy, twin)
+    reference_update(reference, rollout, config, [ALL])
+    assert_same_policy(policy, reference)
     everything = torch.cat([earlier, rollout.observation[:-1].flatten(0, 2)]).double().numpy()
     np.testing.assert_allclose(policy.moments.mean, everything.mean(axis=0), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(policy.moments.var, everything.var(axis=0), rtol=1e-4)
 
 
-def test_rewards_are_divided_by_the_deviation_of_the_discounted_return():
+def test_rewards_are_divided_by_the_standard_deviation_of_the_discounted_return():
     policy = make_policy(PLAIN)
-    rollout, twin = make_rollout(policy), copy.deepcopy(policy)
+    rollout, reference = make_rollout(policy), copy.deepcopy(policy)
     rollout.reward.mul_(20.0)
     config = A2CConfig(lr=0.01, normalize_reward=True)
     learner(A2C, policy, rollout, config).update()
@@ -396,11 +396,11 @@ def test_rewards_are_divided_by_the_deviation_of_the_discounted_return():
         sums.append(running.copy())
         running[(rollout.terminated[t] | rollout.truncated[t]).numpy()] = 0.0
     rollout.reward.div_(float(np.std(sums)))
-    twin_update(twin, rollout, config, [ALL])
-    assert_same_policy(policy, twin)
+    reference_update(reference, rollout, config, [ALL])
+    assert_same_policy(policy, reference)
 
 
-def test_learning_rate_falls_to_zero_if_asked():
+def test_the_learning_rate_decays_to_zero():
     policy = make_policy(PLAIN)
     rollout = make_rollout(policy)
     for anneal, expected in [("linear", [0.1, 0.075, 0.0]), ("none", [0.1, 0.1, 0.1])]:
@@ -425,14 +425,14 @@ SQRT = dict(lr=5e-4, lr_scale="sqrt", lr_warmup=0.01, lr_schedule="cosine", lr_f
         (dict(lr_schedule="none", lr_warmup=0.1, lr_final=0.3), {0.05: 0.5, 0.1: 1.0, 1.0: 1.0}),
     ],
 )
-def test_how_learning_rates_rise_and_fall(settings, shares):
+def test_learning_rate_schedules(settings, shares):
     config = PPOConfig(**settings)
     for done, share in shares.items():
-        assert config.lr_share(done) == pytest.approx(share, abs=1e-9)
+        assert config.lr_factor(done) == pytest.approx(share, abs=1e-9)
 
 
 def test_learning_rates_grow_with_the_mini_batch():
-    """PPO's mini-batch is a part of the rollout, A2C's all of it; agents count."""
+    """PPO's mini-batch is a part of the rollout, A2C's all of it, over all agents."""
     policy = make_policy(PLAIN)
     rollout = make_rollout(policy)
     for kind, config, batch in ((PPO, PPOConfig, SAMPLES // 2), (A2C, A2CConfig, SAMPLES)):
@@ -444,22 +444,22 @@ def test_learning_rates_grow_with_the_mini_batch():
     assert PPOConfig(**SQRT).peak_lr(1024) == pytest.approx(1e-3)
 
 
-def test_what_is_said_of_the_steps():
+def test_the_description_of_updates():
     policy = make_policy(PLAIN)
     rollout = make_rollout(policy)
     plain = PPO(policy, rollout, PPOConfig(num_minibatches=2)).describe()
-    assert plain == "Adam, mini-batches of 24 samples, learning rate 0.0003, falling linearly to 0"
+    assert plain == "Adam, mini-batches of 24 samples, learning rate 0.0003, linear decay to 0"
     config = PPOConfig(**SQRT, lr_batch=6, num_minibatches=2, optimizer="lamb", micro_batch_size=8)
     assert PPO(policy, rollout, config).describe() == (
         "Lamb, weight decay 0.01, mini-batches of 24 samples in 3 passes, learning rate "
-        "0.0005 x sqrt(24 / 6) = 0.001, rising over 1 % of the run, falling as a cosine to 1 % of it"
+        "0.0005 x sqrt(24 / 6) = 0.001, warmup over 1 % of the run, cosine decay to 1 % of it"
     )
 
 
 @pytest.mark.parametrize("kind", [A2C, PPO])
 @pytest.mark.parametrize("optimizer", ["adam", "lamb"])
 def test_passes_with_every_optimizer(kind, optimizer):
-    """One pass and four of the same mini-batch make the same step, agents that leave included."""
+    """One pass and four passes of a mini-batch give the same step, also with agents that leave."""
     weights = []
     for micro_batch_size in (SAMPLES, SAMPLES // 4):
         policy = make_policy(GROUPS["masked choices that leave"])
@@ -493,7 +493,7 @@ def test_a_saved_state_continues_bit_for_bit(kind):
         assert torch.equal(tensor, resumed.state_dict()[name]), name
 
 
-def test_metrics_are_means_since_the_last_reading():
+def test_metrics_are_means_since_the_last_read():
     policy = make_policy(PLAIN)
     rollout = make_rollout(policy)
     made = learner(A2C, policy, rollout, A2CConfig(lr=1e-12))

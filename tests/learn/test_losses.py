@@ -1,4 +1,4 @@
-"""Losses against NumPy twins, their gradients against finite differences."""
+"""Losses against NumPy references, their gradients against finite differences."""
 
 import numpy as np
 import pytest
@@ -26,46 +26,46 @@ def mean(x, w):
     return x.mean() if w is None else x[w > 0].mean()
 
 
-def twin_policy_gradient(s, w):
+def reference_policy_gradient(s, w):
     return -mean(s["log_prob"] * s["advantage"], w)
 
 
-def twin_clipped_policy(s, w):
+def reference_clipped_policy(s, w):
     ratio = np.exp(s["log_prob"] - s["old_log_prob"])
     return -mean(np.minimum(ratio * s["advantage"], np.clip(ratio, 0.8, 1.2) * s["advantage"]), w)
 
 
-def twin_value(s, w):
+def reference_value(s, w):
     return 0.5 * mean((s["value"] - s["target"]) ** 2, w)
 
 
-def twin_clipped_value(s, w):
+def reference_clipped_value(s, w):
     near = np.clip(s["value"], s["old_value"] - 0.2, s["old_value"] + 0.2)
     return 0.5 * mean(np.maximum((s["value"] - s["target"]) ** 2, (near - s["target"]) ** 2), w)
 
 
-def twin_kl(s, w):
+def reference_kl(s, w):
     ratio = np.exp(s["log_prob"] - s["old_log_prob"])
     return mean(ratio - 1 - np.log(ratio), w)
 
 
-def twin_clip_fraction(s, w):
+def reference_clip_fraction(s, w):
     ratio = np.exp(s["log_prob"] - s["old_log_prob"])
     return mean(((ratio < 0.8) | (ratio > 1.2)).astype(float), w)
 
 
 CASES = {
-    "policy gradient": (losses.policy_gradient_loss, ("log_prob", "advantage"), (), twin_policy_gradient),
+    "policy gradient": (losses.policy_gradient_loss, ("log_prob", "advantage"), (), reference_policy_gradient),
     "clipped policy": (
         losses.clipped_policy_loss,
         ("log_prob", "old_log_prob", "advantage"),
         (0.2,),
-        twin_clipped_policy,
+        reference_clipped_policy,
     ),
-    "value": (losses.value_loss, ("value", "target"), (), twin_value),
-    "clipped value": (losses.clipped_value_loss, ("value", "old_value", "target"), (0.2,), twin_clipped_value),
-    "KL": (losses.approximate_kl, ("log_prob", "old_log_prob"), (), twin_kl),
-    "clip fraction": (losses.clip_fraction, ("log_prob", "old_log_prob"), (0.2,), twin_clip_fraction),
+    "value": (losses.value_loss, ("value", "target"), (), reference_value),
+    "clipped value": (losses.clipped_value_loss, ("value", "old_value", "target"), (0.2,), reference_clipped_value),
+    "KL": (losses.approximate_kl, ("log_prob", "old_log_prob"), (), reference_kl),
+    "clip fraction": (losses.clip_fraction, ("log_prob", "old_log_prob"), (0.2,), reference_clip_fraction),
 }
 
 
@@ -88,13 +88,13 @@ def compute(case, numbers, weight) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_losses_equal_their_twins(case, seed):
+def test_losses_equal_their_references(case, seed):
     numbers = sample(seed)
     for weight in weights():
         assert float(compute(case, numbers, weight)) == pytest.approx(case[3](numbers, weight), rel=1e-6, abs=1e-9)
 
 
-def test_samples_that_do_not_count_change_nothing(case):
+def test_samples_of_weight_zero_are_ignored(case):
     numbers, weight = sample(), weights()[1]
     before = compute(case, numbers, weight)
     for name in case[1]:
@@ -102,14 +102,14 @@ def test_samples_that_do_not_count_change_nothing(case):
     assert float(compute(case, numbers, weight)) == pytest.approx(float(before), rel=1e-9)
 
 
-def test_no_sample_at_all_is_no_loss(case):
+def test_without_valid_samples_the_loss_is_zero(case):
     assert float(compute(case, sample(), np.zeros(N))) == 0.0
 
 
 @pytest.mark.parametrize("name", ["policy gradient", "clipped policy", "value", "clipped value"])
 def test_gradients_equal_finite_differences(name):
-    """Of the twin, with respect to the first argument."""
-    function, names, constants, twin = CASES[name]
+    """Finite differences of the reference with respect to the first argument."""
+    function, names, constants, reference = CASES[name]
     numbers = sample(5)
     for weight in weights()[:2]:
         tensors = [torch.as_tensor(numbers[n]) for n in names]
@@ -120,11 +120,11 @@ def test_gradients_equal_finite_differences(name):
             shifted = [{**numbers, names[0]: numbers[names[0]].copy()} for _ in range(2)]
             shifted[0][names[0]][i] += 1e-6
             shifted[1][names[0]][i] -= 1e-6
-            slope[i] = (twin(shifted[0], weight) - twin(shifted[1], weight)) / 2e-6
+            slope[i] = (reference(shifted[0], weight) - reference(shifted[1], weight)) / 2e-6
         np.testing.assert_allclose(tensors[0].grad, slope, rtol=1e-4, atol=1e-7)
 
 
-def test_descending_makes_good_actions_more_likely():
+def test_gradient_steps_make_good_actions_more_likely():
     """The gradient is negative where the advantage is positive, and zero once the ratio is clipped on that side."""
     old = torch.zeros(4)
     log_prob = torch.log(torch.tensor([1.0, 1.0, 1.5, 0.5])).requires_grad_()
@@ -134,8 +134,8 @@ def test_descending_makes_good_actions_more_likely():
     assert log_prob.grad[2:].tolist() == [0.0, 0.0]
 
 
-def test_a_clip_does_not_hold_back_the_way_home():
-    """A ratio that moved the wrong way is pulled back in full: the minimum keeps the worse of the two."""
+def test_clipping_does_not_affect_ratios_on_the_wrong_side():
+    """A ratio that moved the wrong way has the full gradient, since the minimum keeps the worse term."""
     log_prob = torch.log(torch.tensor([1.5, 0.5])).requires_grad_()
     losses.clipped_policy_loss(log_prob, torch.zeros(2), torch.tensor([-1.0, 1.0]), 0.2).backward()
     assert log_prob.grad[0] > 0 > log_prob.grad[1]
@@ -169,7 +169,7 @@ def test_explained_variance():
 
 
 def test_normalized_advantages():
-    """Mean 0 and deviation 1 over the samples that count, in the same order as before."""
+    """Mean 0 and standard deviation 1 over samples of weight 1, with the order kept."""
     advantage, weight = sample()["advantage"] * 5 + 3, weights()[1]
     for w in (None, weight):
         kept = slice(None) if w is None else w > 0

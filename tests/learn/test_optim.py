@@ -1,4 +1,4 @@
-"""Adam over one flat vector against torch's, Lamb against a slow twin, and the steps that must not happen."""
+"""Adam on one flat vector against torch's, Lamb against a slow reference, and skipped steps."""
 
 import copy
 
@@ -70,7 +70,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(poison, kind):
 
 
 @BOTH
-def test_a_step_without_go_changes_nothing(kind):
+def test_a_step_with_go_zero_changes_nothing(kind):
     module = network()
     adam = make(module, kind=kind)
     adam.step(adam.gradient(loss_of(module, 0)), ON)
@@ -83,8 +83,8 @@ def test_a_step_without_go_changes_nothing(kind):
 
 
 @BOTH
-def test_skipped_steps_leave_no_trace(kind):
-    """With bad and forbidden steps in between, the walk is that of the good ones alone."""
+def test_skipped_steps_do_not_affect_later_ones(kind):
+    """Refused and skipped steps in between do not change the result of the others."""
     plain, disturbed = network(), network()
     one, other = make(plain, kind=kind), make(disturbed, kind=kind)
     for step in range(6):
@@ -96,7 +96,7 @@ def test_skipped_steps_leave_no_trace(kind):
 
 
 @BOTH
-def test_the_module_sees_the_vector_and_keeps_its_numbers(kind):
+def test_parameters_are_views_of_the_vector_with_the_same_values(kind):
     module, original = network(), network()
     adam = make(module, kind=kind)
     for one, other in zip(module.parameters(), original.parameters(), strict=True):
@@ -106,7 +106,7 @@ def test_the_module_sees_the_vector_and_keeps_its_numbers(kind):
 
 
 @BOTH
-def test_frozen_parameters_stay(kind):
+def test_frozen_parameters_do_not_change(kind):
     module = network()
     module[0].weight.requires_grad_(False)
     kept = module[0].weight.clone()
@@ -116,8 +116,8 @@ def test_frozen_parameters_stay(kind):
     assert not torch.equal(module[2].weight, network()[2].weight)
 
 
-def test_a_parameter_that_the_loss_does_not_use_stays():
-    """As with torch.optim: a network may have parts that are not in play."""
+def test_an_unused_parameter_does_not_change():
+    """As in torch.optim, for networks with unused parts."""
     module = network()
     module.add_module("spare", nn.Linear(2, 2))
     kept = module.spare.weight.clone()
@@ -129,7 +129,7 @@ def test_a_parameter_that_the_loss_does_not_use_stays():
 
 @BOTH
 def test_the_gradient_is_reduced_before_it_is_clipped(kind):
-    """Averaging over processes comes first: a reduction that doubles gives the step of the doubled loss."""
+    """A reduction that doubles the gradient gives the step of the doubled loss."""
     mine, theirs = network(), network()
     adam, reference = make(mine, max_norm=0.5, kind=kind), make(theirs, max_norm=0.5, kind=kind)
     adam.reduce = lambda gradient: gradient.mul_(2.0)
@@ -154,7 +154,7 @@ def test_a_saved_state_continues_bit_for_bit(kind):
     assert torch.equal(adam.flat, resumed.flat)
 
 
-# --- weights and the rest told apart ----------------------------------------------------------------------------------
+# --- weights and other parameters -----------------------------------------------------------------------------------
 
 
 class Odd(nn.Module):
@@ -184,7 +184,7 @@ def odd_loss(module: nn.Module, step: int) -> torch.Tensor:
     return (module(torch.randn(16, 4)) - 3.0 * torch.randn(16, 72)).square().mean()
 
 
-def lamb_twin(parameters, state, gradients, step: int, lr: float, decay: float, max_norm: float) -> list[float]:
+def lamb_reference(parameters, state, gradients, step: int, lr: float, decay: float, max_norm: float) -> list[float]:
     """One step of Lamb in float64, one parameter after the other; returns the trust ratios."""
     norm = np.sqrt(sum((g**2).sum() for g in gradients))
     ratios = []
@@ -204,24 +204,24 @@ def lamb_twin(parameters, state, gradients, step: int, lr: float, decay: float, 
     return ratios
 
 
-def test_lamb_equals_its_twin():
-    """All bounds are met: a ratio at its lowest, weights counted as shorter than they are, weights of zero."""
+def test_lamb_equals_its_reference():
+    """Covers all bounds: the minimum ratio, a clipped weight norm, and zero weights."""
     module = Odd()
     lamb = make(module, kind=Lamb, weight_decay=0.01)
-    twins = [p.detach().double().numpy().copy() for p in module.parameters()]
-    state = [(np.zeros_like(p), np.zeros_like(p)) for p in twins]
+    references = [p.detach().double().numpy().copy() for p in module.parameters()]
+    state = [(np.zeros_like(p), np.zeros_like(p)) for p in references]
     names, seen = [name for name, _ in module.named_parameters()], {}
     longest = 0.0
     for step in range(1, 16):
         lamb.lr.fill_(0.02 / step)
         gradients = torch.autograd.grad(odd_loss(module, step), list(module.parameters()))
         lamb.step(lamb.gradient(odd_loss(module, step)), ON)
-        longest = max(longest, np.sqrt((twins[names.index("last.weight")] ** 2).sum()))
-        found = lamb_twin(twins, state, [g.double().numpy() for g in gradients], step, 0.02 / step, 0.01, 1.0)
+        longest = max(longest, np.sqrt((references[names.index("last.weight")] ** 2).sum()))
+        found = lamb_reference(references, state, [g.double().numpy() for g in gradients], step, 0.02 / step, 0.01, 1.0)
         for name, ratio in zip(names, found, strict=True):
             seen.setdefault(name, []).append(ratio)
-        for (name, p), twin in zip(module.named_parameters(), twins, strict=True):
-            torch.testing.assert_close(p.detach().double(), torch.as_tensor(twin), rtol=2e-3, atol=2e-5, msg=name)
+        for (name, p), reference in zip(module.named_parameters(), references, strict=True):
+            torch.testing.assert_close(p.detach().double(), torch.as_tensor(reference), rtol=2e-3, atol=2e-5, msg=name)
     assert seen["zero.weight"][0] == 1.0 != seen["zero.weight"][1]
     assert seen["conv.weight"][0] == 0.01
     assert longest > 10.0
@@ -230,7 +230,7 @@ def test_lamb_equals_its_twin():
 
 @pytest.mark.parametrize("decay", [0.0, 0.3])
 def test_weight_decay_equals_that_of_torch(decay):
-    """Decoupled, and for weights alone."""
+    """Decoupled, and only for parameters with two or more axes."""
     mine, theirs = Odd(), Odd()
     adam = make(mine, weight_decay=decay)
     assert all(p.data_ptr() % 16 == 0 for p in adam.parameters)
@@ -249,7 +249,7 @@ def test_weight_decay_equals_that_of_torch(decay):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-def test_gaps_between_parameters_stay_empty():
+def test_padding_stays_zero():
     module = Odd()
     lamb = make(module, kind=Lamb, weight_decay=0.01)
     assert lamb.flat.numel() % ROW == 0
@@ -262,7 +262,7 @@ def test_gaps_between_parameters_stay_empty():
     torch.testing.assert_close(lamb.flat.double().square().sum(), total)
 
 
-def test_a_compiled_step_of_lamb_equals_a_plain_one():
+def test_a_compiled_step_of_lamb_equals_an_eager_one():
     results = []
     for compiled in (False, True):
         module = Odd()

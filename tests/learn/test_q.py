@@ -1,4 +1,4 @@
-"""Q-learning against slow twins: losses, one update, how many are due, the target network, who explores."""
+"""Q-learning against slow references: losses, updates, the target network, exploration."""
 
 import copy
 import math
@@ -65,8 +65,8 @@ def fill(rollout: Rollout, group: Group, seed: int) -> None:
 # --- losses -----------------------------------------------------------------------------------------------------------
 
 
-def projection_twin(probs, reward, discount, v_min, v_max):
-    """Atom by atom: its probability goes to the two atoms around the place it is moved to."""
+def projection_reference(probs, reward, discount, v_min, v_max):
+    """Distribute the probability of each shifted atom to its two neighbors."""
     n = probs.shape[1]
     gap = (v_max - v_min) / (n - 1)
     out = np.zeros_like(probs)
@@ -90,7 +90,7 @@ def test_categorical_projection():
     reward[:5] = 0.0  # lands on the atoms
     given = (torch.tensor(x, dtype=torch.float64) for x in (probs, reward, discount))
     found = losses.categorical_projection(*given, torch.linspace(-5, 5, 11, dtype=torch.float64))
-    np.testing.assert_allclose(found, projection_twin(probs, reward, discount, -5.0, 5.0), atol=1e-9)
+    np.testing.assert_allclose(found, projection_reference(probs, reward, discount, -5.0, 5.0), atol=1e-9)
     np.testing.assert_allclose(found.sum(1), 1.0)
 
 
@@ -107,11 +107,11 @@ def test_quantile_loss():
     np.testing.assert_allclose(losses.quantile_loss(torch.tensor(quantile), torch.tensor(target)), by_hand)
 
 
-def test_quantiles_find_the_distribution():
-    """Down the gradient they become the quantiles of what they are shown."""
+def test_quantiles_converge_to_the_distribution():
+    """Gradient descent converges to the quantiles of the samples."""
     torch.manual_seed(0)
     quantile = torch.zeros(1, 5, requires_grad=True)
-    shown = torch.rand(1, 4000) * 100.0  # so wide that the rounded part of the loss does not matter
+    shown = torch.rand(1, 4000) * 100.0  # wide, so that the quadratic part of the loss is negligible
     optimizer = torch.optim.Adam([quantile], lr=1.0)
     for _ in range(400):
         optimizer.zero_grad()
@@ -123,26 +123,26 @@ def test_quantiles_find_the_distribution():
 @pytest.mark.parametrize("limit", [0.5, 1.0, None])
 def test_huber(limit):
     x = torch.linspace(-3, 3, 61)
-    twin = (
+    reference = (
         0.5 * x.square() if limit is None else torch.nn.functional.huber_loss(x, 0 * x, reduction="none", delta=limit)
     )
-    torch.testing.assert_close(losses.huber(x, limit), twin)
+    torch.testing.assert_close(losses.huber(x, limit), reference)
 
 
 # --- an update --------------------------------------------------------------------------------------------------------
 
 
-def twin_update(learner: QLearner, policy: QPolicy, target: QPolicy, optimizer, sample) -> float:
-    """Plain (double) Q-learning as one would write it by hand."""
+def reference_update(learner: QLearner, policy: QPolicy, target: QPolicy, optimizer, sample) -> float:
+    """(Double) Q-learning written plainly."""
     c, nvec = learner.config, policy.head.nvec
     with torch.no_grad():
-        later = target.distribution(sample.later)
-        judge = policy.distribution(sample.later) if c.double_q else later
-        if sample.later_mask is not None:
-            judge = judge.masked_fill(~sample.later_mask, -torch.inf)
+        later = target.distribution(sample.next_observation)
+        judge = policy.distribution(sample.next_observation) if c.double_q else later
+        if sample.next_action_mask is not None:
+            judge = judge.masked_fill(~sample.next_action_mask, -torch.inf)
     action = sample.action.view(BATCH, -1).long()
     loss = 0.0
-    pieces = (policy.distribution(sample.seen), later, judge)
+    pieces = (policy.distribution(sample.observation), later, judge)
     for i, (q, ahead, chooser) in enumerate(zip(*(x.split(nvec, 1) for x in pieces), strict=True)):
         best = ahead.gather(1, chooser.argmax(1, keepdim=True)).squeeze(1)
         aim = sample.reward + sample.discount * best
@@ -165,7 +165,7 @@ def twin_update(learner: QLearner, policy: QPolicy, target: QPolicy, optimizer, 
     ],
     ids=["plain", "double", "following"],
 )
-def test_updates_are_those_of_a_plain_version(kind, settings):
+def test_updates_equal_the_reference(kind, settings):
     learner = make(GROUPS[kind], **settings)
     policy = copy.deepcopy(learner.policy)
     target = copy.deepcopy(policy)
@@ -175,7 +175,7 @@ def test_updates_are_those_of_a_plain_version(kind, settings):
         sample = copy.deepcopy(learner.replay.sample(BATCH, learner.beta))
         learner.replay.counter.copy_(drawn)
         learner.update()
-        loss = twin_update(learner, policy, target, optimizer, sample)
+        loss = reference_update(learner, policy, target, optimizer, sample)
         assert learner.read_metrics()["loss"] == pytest.approx(loss, rel=1e-4)
         with torch.no_grad():
             share = learner.config.tau or float(update % learner.config.target_update_interval == 0)
@@ -186,8 +186,8 @@ def test_updates_are_those_of_a_plain_version(kind, settings):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-4)
 
 
-def test_double_learning_lets_the_target_judge_the_other_s_choice():
-    """The network that learns likes the first choice; the target network holds it for worth 1, the second for 5."""
+def test_double_dqn_evaluates_the_online_choice_with_the_target_network():
+    """The online network prefers choice 0, whose target value is 1; that of choice 1 is 5."""
     for double, expected in ((False, 2.0 + 0.9 * 5.0), (True, 2.0 + 0.9 * 1.0)):
         learner = make(double_q=double)
         with torch.no_grad():
@@ -197,11 +197,11 @@ def test_double_learning_lets_the_target_judge_the_other_s_choice():
         sample = learner.replay.sample(BATCH)
         sample.reward.fill_(2.0)
         sample.discount.fill_(0.9)
-        sample.action.fill_(2)  # held for worth 0
+        sample.action.fill_(2)  # Q-value 0
         torch.testing.assert_close(learner._losses(sample)["error"], torch.full((BATCH,), expected))
 
 
-def test_those_who_have_left_teach_nothing():
+def test_agents_that_left_are_ignored():
     flat = []
     for spoil in (0.0, 100.0):
         learner = make(GROUPS["masked choices that leave"])
@@ -213,8 +213,8 @@ def test_those_who_have_left_teach_nothing():
 
 
 @pytest.mark.parametrize("settings", [dict(atoms=21), dict(quantiles=9), dict(noisy=True, dueling=True, atoms=11)])
-def test_distributions_learn_a_reward_that_ends_all(settings):
-    """All episodes end at once and pay 1: in the end every choice is worth that."""
+def test_distributions_learn_a_terminal_reward(settings):
+    """All episodes end after one step with reward 1, so all Q-values converge to 1."""
     learner = make(lr_schedule="linear", **settings)
     learner.replay.reward.fill_(1.0)
     learner.replay.terminated.fill_(True)
@@ -223,7 +223,7 @@ def test_distributions_learn_a_reward_that_ends_all(settings):
         learner.update()
     learner.policy.zero_noise()
     sample = learner.replay.sample(BATCH)
-    q = learner.policy.distribution(sample.seen).gather(1, sample.action.long().view(-1, 1))
+    q = learner.policy.distribution(sample.observation).gather(1, sample.action.long().view(-1, 1))
     torch.testing.assert_close(q, torch.ones_like(q), atol=0.25, rtol=0)
 
 
@@ -232,13 +232,13 @@ def test_distributions_learn_a_reward_that_ends_all(settings):
     [
         (dict(atoms=51), 1.0, 0.05, True),  # 1 / (1 - 0.99 * 0.95) = 16.8
         (dict(atoms=51, v_min=-1.0, v_max=20.0), 1.0, 0.05, False),
-        (dict(atoms=51, v_min=-1.0, v_max=10.0, gamma=0.9), 1.0, 0.0, False),  # just the limit
+        (dict(atoms=51, v_min=-1.0, v_max=10.0, gamma=0.9), 1.0, 0.0, False),  # exactly at the limit
         (dict(atoms=51), -1.0, 0.0, True),
         (dict(atoms=51), 0.05, 0.0, False),
         (dict(quantiles=9), 1.0, 0.0, False),
     ],
 )
-def test_values_outside_the_atoms_are_warned_of_once(settings, reward, ends, warns):
+def test_values_outside_the_atoms_warn_once(settings, reward, ends, warns):
     learner = make(rows=400, **settings)
     learner.updates_due(10**6)
     learner.replay.reward.fill_(reward)
@@ -269,12 +269,12 @@ def test_moments_are_shared_with_the_target():
     assert torch.equal(policy.distribution(seen), learner.target.distribution(seen))
 
 
-# --- how many, how random ---------------------------------------------------------------------------------------------
+# --- schedules and exploration ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ratio", [0.1, 0.37, 1.0, 7.3])
 @pytest.mark.parametrize("starts", [0, 333])
-def test_updates_are_due_exactly(ratio, starts):
+def test_the_number_of_updates_is_exact(ratio, starts):
     learner = make(replay_ratio=ratio, learning_starts=starts)
     each, total = learner.rollout.samples, 0
     for turn in range(1, 500):
@@ -284,7 +284,7 @@ def test_updates_are_due_exactly(ratio, starts):
     assert learner.start >= max(starts, 3 * ENVS * AGENTS)
 
 
-def test_exploration_falls_and_differs_between_envs():
+def test_exploration_decays_and_differs_between_envs():
     learner = make(exploration_initial_eps=0.8, exploration_final_eps=0.2, exploration_fraction=0.5)
     for done, expected in ((0.0, 0.8), (0.25, 0.5), (0.5, 0.2), (1.0, 0.2)):
         learner.set_progress(done)

@@ -1,4 +1,4 @@
-"""Q-learning along sequences against a slow twin: burn-in, ends in the window, masks, those who leave, priorities."""
+"""Q-learning from sequences against a slow reference: burn-in, episode ends, masks, agents that leave, priorities."""
 
 import copy
 import math
@@ -14,7 +14,7 @@ from shoal.core import Box, Discrete, Group, MultiDiscrete, ShoalError
 from shoal.learn import losses
 from shoal.learn.rollout import allocate
 from shoal.policy import QPolicy, mlp_encoder, rnn_maker
-from tests.learn.test_replay import GAMMA, Twin
+from tests.learn.test_replay import GAMMA, Reference
 
 STEPS, ENVS, AGENTS = 3, 4, 2
 BURN_IN, LENGTH = 2 * STEPS, 3 * STEPS
@@ -38,29 +38,31 @@ NUMBERS = [0.0, 1e-8, -1e-8, 3e-5, -1e-3, 0.1, -0.5, 1.0, 7.25, -300.0, 1e4, -1e
 def test_rescaling_is_exact_at_all_sizes(eps):
     expected = torch.tensor([float(exact_rescaled(x, eps)) for x in NUMBERS], dtype=torch.float64)
     exactly = torch.tensor(NUMBERS, dtype=torch.float64)
-    torch.testing.assert_close(losses.rescaled(exactly, eps), expected, rtol=1e-14, atol=0)
-    torch.testing.assert_close(losses.unscaled(expected, eps), exactly, rtol=1e-13, atol=0)
+    torch.testing.assert_close(losses.rescale(exactly, eps), expected, rtol=1e-14, atol=0)
+    torch.testing.assert_close(losses.inverse_rescale(expected, eps), exactly, rtol=1e-13, atol=0)
     short = exactly.float()
-    torch.testing.assert_close(losses.rescaled(short, eps).double(), expected, rtol=3e-7, atol=0)
-    torch.testing.assert_close(losses.unscaled(expected.float(), eps).double(), exactly, rtol=6e-7, atol=0)
+    torch.testing.assert_close(losses.rescale(short, eps).double(), expected, rtol=3e-7, atol=0)
+    torch.testing.assert_close(losses.inverse_rescale(expected.float(), eps).double(), exactly, rtol=6e-7, atol=0)
 
 
 def test_rescaling_is_the_formula_of_the_paper_and_its_inverse():
     y, eps = torch.linspace(-40, 40, 401, dtype=torch.float64), losses.RESCALE_EPS
     root = torch.sqrt(1 + 4 * eps * (y.abs() + 1 + eps))
     torch.testing.assert_close(
-        losses.unscaled(y), torch.sign(y) * (((root - 1) / (2 * eps)) ** 2 - 1), atol=1e-9, rtol=0
+        losses.inverse_rescale(y), torch.sign(y) * (((root - 1) / (2 * eps)) ** 2 - 1), atol=1e-9, rtol=0
     )
-    torch.testing.assert_close(losses.rescaled(losses.unscaled(y)), y, atol=1e-12, rtol=0)
+    torch.testing.assert_close(losses.rescale(losses.inverse_rescale(y)), y, atol=1e-12, rtol=0)
 
 
-# --- the slow twin ----------------------------------------------------------------------------------------------------
+# --- the reference ----------------------------------------------------------------------------------------------------
 
 
 def make(rnn="lstm", layers=1, stack=1, can_leave=False, masked=False, seed=0, burn_in=BURN_IN, **settings):
-    """A learner, and the twin that its replay is full of."""
-    twin = Twin(STEPS * 24, STEPS, ENVS, AGENTS, seed, stack, can_leave, masked, ends=(0.06, 0.12), state_size=1)
-    twin.observation, twin.final = (x / 125.0 - 1.0 for x in (twin.observation, twin.final))
+    """A learner, and the reference that filled its replay."""
+    reference = Reference(
+        STEPS * 24, STEPS, ENVS, AGENTS, seed, stack, can_leave, masked, ends=(0.06, 0.12), state_size=1
+    )
+    reference.observation, reference.final = (x / 125.0 - 1.0 for x in (reference.observation, reference.final))
     settings = dict(batch_size=SEQUENCES * LENGTH, buffer_size=ENVS * AGENTS * 45, gamma=GAMMA, **settings)
     config = QConfig(burn_in=burn_in, sequence_length=LENGTH, lr=1e-2, **settings)
     torch.manual_seed(seed)
@@ -70,55 +72,59 @@ def make(rnn="lstm", layers=1, stack=1, can_leave=False, masked=False, seed=0, b
         for p in policy.parameters():
             p.add_(0.4 * torch.randn_like(p))
     size = policy.state_size
-    twin.state = np.random.default_rng(seed).normal(size=(*twin.state.shape[:3], size)).astype(np.float32)
-    twin.rollout = allocate([group], STEPS, ENVS, STEPS, torch.device("cpu"), size, explores=True)
-    learner = QLearner(policy, twin.rollout, config, seed)
+    reference.state = np.random.default_rng(seed).normal(size=(*reference.state.shape[:3], size)).astype(np.float32)
+    reference.rollout = allocate([group], STEPS, ENVS, STEPS, torch.device("cpu"), size, explores=True)
+    learner = QLearner(policy, reference.rollout, config, seed)
     with torch.no_grad():
         learner.target_flat.add_(0.2 * torch.randn_like(learner.target_flat))
-    while twin.done < twin.total:
-        twin.fill()
+    while reference.done < reference.total:
+        reference.fill()
         learner.store()
-    return learner, twin
+    return learner, reference
 
 
-def walk(network: QPolicy, twin: Twin, first: int, env: int, agent: int, rows: int, burn_in: int):
-    """A network goes along one sequence, step by step: its numbers of every row, and of the final observations."""
-    state = torch.as_tensor(twin.state[first, env, agent])[None]
+def unroll(network: QPolicy, reference: Reference, first: int, env: int, agent: int, rows: int, burn_in: int):
+    """Outputs of a network for each row of a sequence and its final observations, step by step."""
+    state = torch.as_tensor(reference.state[first, env, agent])[None]
     numbers, finals = [], {}
 
-    def look(seen):
+    def evaluate(seen):
         features = network.policy_encoder(torch.as_tensor(seen).float()[None])
         out, after = network.rnn.step(features, state)
         return network.head(out)[0], after
 
     for t in range(rows):
         with torch.set_grad_enabled(t >= burn_in and torch.is_grad_enabled()):
-            told, state = look(twin.seen(first + t, env, agent))
-            numbers.append(told)
-            if twin.only_cut[first + t, env]:
-                finals[t] = look(twin.final_seen(first + t, env)[agent])[0]
-            if twin.terminated[first + t, env] or twin.truncated[first + t, env]:
+            outputs, state = evaluate(reference.seen(first + t, env, agent))
+            numbers.append(outputs)
+            if reference.only_truncated[first + t, env]:
+                finals[t] = evaluate(reference.final_seen(first + t, env)[agent])[0]
+            if reference.terminated[first + t, env] or reference.truncated[first + t, env]:
                 state = torch.zeros_like(state)
     return numbers, finals
 
 
-def twin_loss(learner: QLearner, twin: Twin, place: list[int], weight: list[float]):
-    """The loss and the priorities of some sequences, and what happened in them."""
+def reference_loss(learner: QLearner, reference: Reference, place: list[int], weight: list[float]):
+    """Loss and priorities of some sequences, and the events in them."""
     c, replay, head = learner.config, learner.replay, learner.policy.head
     rows, total, priorities = c.burn_in + c.sequence_length + c.n_step, torch.zeros(()), []
     seen = SimpleNamespace(over=0, cut=0, left=0, on=0, lost=0, absent=0)
     for number, scale in zip(place, weight, strict=True):
-        first, env, agent = twin.locate(replay, number, STEPS)
-        own, own_finals = walk(learner.policy, twin, first, env, agent, rows, c.burn_in)
+        first, env, agent = reference.locate(replay, number, STEPS)
+        own, own_finals = unroll(learner.policy, reference, first, env, agent, rows, c.burn_in)
         with torch.no_grad():
-            aims, aim_finals = walk(learner.target, twin, first, env, agent, rows, c.burn_in)
-        kept = [t for t in range(rows) if twin.only_cut[first + t, env] and twin.kept(replay, first + t, env)][:2]
+            aims, aim_finals = unroll(learner.target, reference, first, env, agent, rows, c.burn_in)
+        kept = [
+            t
+            for t in range(rows)
+            if reference.only_truncated[first + t, env] and reference.kept(replay, first + t, env)
+        ][:2]
         errors = []
         for t in range(c.burn_in, c.burn_in + c.sequence_length):
             now = first + t
-            what = twin.follow(now, env, agent, c.n_step)
+            what = reference.n_step_outcome(now, env, agent, c.n_step)
             later = what.row - first
-            if not twin.alive[now, env, agent]:
+            if not reference.alive[now, env, agent]:
                 seen.absent += 1
                 continue
             if what.kind == "cut" and later not in kept:
@@ -127,13 +133,15 @@ def twin_loss(learner: QLearner, twin: Twin, place: list[int], weight: list[floa
             setattr(seen, what.kind, getattr(seen, what.kind) + 1)
             ahead, allowed = torch.zeros(head.width), np.ones(3, bool)
             if what.kind in ("on", "cut"):
-                judge, told = (own[later], aims[later]) if what.kind == "on" else (own_finals[later], aim_finals[later])
+                selector, target = (
+                    (own[later], aims[later]) if what.kind == "on" else (own_finals[later], aim_finals[later])
+                )
                 if what.kind == "on" and replay.mask is not None:
-                    allowed = twin.mask[what.row, env, agent]
-                worth = head.q_values((judge if c.double_q else told).detach()[None])[0]
+                    allowed = reference.mask[what.row, env, agent]
+                worth = head.q_values((selector if c.double_q else target).detach()[None])[0]
                 choices = [k for k in range(3) if allowed[k]] or [0]
-                ahead = told[max(choices, key=lambda k: float(worth[k]))].detach()
-            lost, off = one_loss(c, head, own[t][twin.action[now, env, agent]], ahead, what.reward, what.discount)
+                ahead = target[max(choices, key=lambda k: float(worth[k]))].detach()
+            lost, off = one_loss(c, head, own[t][reference.action[now, env, agent]], ahead, what.reward, what.discount)
             total = total + scale * lost
             errors.append(float(off.detach()))
         priorities.append(0.9 * max(errors) + 0.1 * sum(errors) / len(errors) if errors else 0.0)
@@ -141,7 +149,7 @@ def twin_loss(learner: QLearner, twin: Twin, place: list[int], weight: list[floa
 
 
 def one_loss(c: QConfig, head, own: torch.Tensor, ahead: torch.Tensor, reward: float, discount: float):
-    """Loss and error of the numbers of one choice, in float64 where it matters."""
+    """Loss and error of the outputs of one choice, in float64 where needed."""
     if c.atoms > 1:
         given = (torch.tensor([float(x)]) for x in (reward, discount))
         aim = losses.categorical_projection(ahead.softmax(-1)[None], *given, head.support)
@@ -174,66 +182,66 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_loss_along_sequences_equals_that_of_a_slow_twin(kind):
-    """Loss, gradient and priorities; the networks go from row to row, sequence by sequence."""
-    learner, twin = make(**KINDS[kind])
+def test_the_loss_along_sequences_equals_that_of_a_slow_reference(kind):
+    """Loss, gradient and priorities, computed row by row and sequence by sequence."""
+    learner, reference = make(**KINDS[kind])
     prioritized = learner.config.prioritized
     if prioritized:  # priorities of all sizes
         places = torch.arange(learner.replay.tree.leaves.numel())
         learner.replay.update_priorities(places, torch.rand(len(places)) * 3)
     learner.set_progress(0.3)
-    sample = copy.deepcopy(learner._drawn())
+    sample = copy.deepcopy(learner._draw())
     found = learner._losses(sample)
     gradient = learner.optimizer.gradient(found["loss"])
-    place, weight = sample.place.tolist(), [1.0] * SEQUENCES
+    place, weight = sample.index.tolist(), [1.0] * SEQUENCES
     if prioritized:
-        leaf = learner.replay.tree.leaves[sample.place].double()
+        leaf = learner.replay.tree.leaves[sample.index].double()
         weight = ((leaf / leaf.min()) ** -(0.4 + 0.6 * 0.3)).tolist()
-    elif twin.rollout.alive is not None:  # drawn evenly, some sequences have nobody in them
+    elif reference.rollout.alive is not None:  # uniform draws include sequences without an alive agent
         weight = sample.weight.tolist()
-    loss, priorities, seen = twin_loss(learner, twin, place, weight)
+    loss, priorities, seen = reference_loss(learner, reference, place, weight)
     torch.testing.assert_close(found["loss"].detach(), loss.detach(), rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(found["error"].detach(), torch.tensor(priorities), rtol=1e-4, atol=1e-5)
-    expected = learner.optimizer.joined(list(torch.autograd.grad(loss, learner.optimizer.parameters)))
+    expected = learner.optimizer.flatten(list(torch.autograd.grad(loss, learner.optimizer.parameters)))
     torch.testing.assert_close(gradient, expected, rtol=1e-3, atol=1e-6)
     assert min(seen.over, seen.cut, seen.on) > 0
-    if twin.rollout.alive is not None:
+    if reference.rollout.alive is not None:
         assert min(seen.left, seen.absent) > 0
     if prioritized:
-        learner.replay.update_priorities(sample.place, found["error"].detach())
+        learner.replay.update_priorities(sample.index, found["error"].detach())
         raised = (torch.tensor(priorities) + 1e-6) ** learner.config.priority_alpha
         for number, value in dict(zip(place, raised.tolist(), strict=True)).items():
             assert float(learner.replay.tree.leaves[number]) == pytest.approx(value, rel=1e-3)
 
 
-def test_the_burn_in_has_no_gradient_but_is_felt():
-    """Other observations before the rows that are learned change the loss; the gradient does not reach back there."""
+def test_the_burn_in_changes_the_loss_but_has_no_gradient():
+    """Burn-in observations change the loss, but have no gradient."""
     learner, _ = make()
-    sample = learner._drawn()
+    sample = learner._draw()
     sample.terminated.zero_()
     sample.truncated.zero_()
-    sample.seen = sample.seen.clone().requires_grad_()
+    sample.observation = sample.observation.clone().requires_grad_()
     before = learner._losses(sample)["loss"]
-    (reached,) = torch.autograd.grad(before, sample.seen)
+    (reached,) = torch.autograd.grad(before, sample.observation)
     assert not reached[:BURN_IN].any()
     assert reached[BURN_IN : BURN_IN + LENGTH].flatten(1).any(1).all()
     assert not reached[BURN_IN + LENGTH :].any()
     with torch.no_grad():
-        sample.seen[:BURN_IN].neg_()
+        sample.observation[:BURN_IN].neg_()
     assert learner._losses(sample)["loss"] != before
-    sample.state.neg_()  # long ago, but not forgotten
+    sample.state.neg_()  # the state before the first row
     assert learner._losses(sample)["loss"] != before
 
 
-def test_rows_that_do_not_count_teach_nothing():
-    """What those who have left saw, and rows whose final observation is gone."""
+def test_invalid_rows_are_ignored():
+    """Rows of agents that left, and rows whose final observation is not stored."""
     gradients = []
     for spoil in (0.0, 3.0):
         learner, _ = make(can_leave=True, prioritized=True)
-        sample = learner._drawn()
-        sample.counts[:, 0] = False
+        sample = learner._draw()
+        sample.valid[:, 0] = False
         learned = slice(BURN_IN, BURN_IN + LENGTH)
-        sample.n_step_reward[learned] += spoil * ~sample.counts[learned]
+        sample.n_step_reward[learned] += spoil * ~sample.valid[learned]
         found = learner._losses(sample)
         assert not found["error"][0].any()
         gradients.append(learner.optimizer.gradient(found["loss"]))
@@ -249,8 +257,8 @@ def test_rows_that_do_not_count_teach_nothing():
     ],
     ids=["plain numbers", "atoms", "quantiles"],
 )
-def test_all_options_learn_a_reward_that_ends_all(settings):
-    """All episodes end at once and pay 1, whatever the several choices: in the end each of them is worth that."""
+def test_all_options_learn_a_terminal_reward(settings):
+    """All episodes end after one step with reward 1, so the Q-values of all parts converge to 1."""
     group = Group("g", Box(2), MultiDiscrete((2, 3)), AGENTS)
     config = QConfig(
         burn_in=0,
@@ -277,20 +285,20 @@ def test_all_options_learn_a_reward_that_ends_all(settings):
     policy.zero_noise()
     numbers, _ = policy.sequence(rollout.observation[:-1].flatten(1, 2), torch.zeros(8, 16), torch.ones(3, 8).bool())
     q = policy.head.q_values(numbers)
-    q = losses.unscaled(q) if config.rescale else q
+    q = losses.inverse_rescale(q) if config.rescale else q
     torch.testing.assert_close(q, torch.ones_like(q), atol=0.3, rtol=0)
     assert int(learner.optimizer.bad_steps) == 0
 
 
-def test_acting_is_stepping_along_the_sequence():
-    """What `sequence` tells of every row is what `step` told when acting, and so are the states."""
+def test_acting_equals_unrolling_the_sequence():
+    """Outputs and states of `sequence` equal those of `step`."""
     learner, _ = make(rnn="gru", layers=2, dueling=True)
     policy = learner.policy
     torch.manual_seed(1)
     seen, ended, state = torch.randn(7, 4, 2), torch.rand(7, 4) < 0.3, torch.randn(4, policy.state_size)
     with torch.no_grad():
         numbers, states = policy.sequence(seen, state, ended)
-        last = policy.after(seen, state, ended)
+        last = policy.final_state(seen, state, ended)
         for t in range(7):
             q, value, state = policy.step(seen[t], state)
             torch.testing.assert_close(q, policy.head.q_values(numbers[t]))
@@ -304,7 +312,7 @@ def test_acting_is_stepping_along_the_sequence():
 
 
 @pytest.mark.parametrize(
-    ("settings", "steps", "told"),
+    ("settings", "steps", "message"),
     [
         (dict(burn_in=40, sequence_length=80), 32, "use --burn-in 32 --sequence-length 64"),
         (dict(burn_in=3, sequence_length=4), 16, "use --burn-in 0 --sequence-length 16"),
@@ -313,15 +321,15 @@ def test_acting_is_stepping_along_the_sequence():
         (dict(buffer_size=3000), 32, "sequences of 96 rows"),
     ],
 )
-def test_sequences_that_do_not_fit_are_refused(settings, steps, told):
+def test_sequences_that_do_not_fit_are_refused(settings, steps, message):
     config = QConfig(**settings)
-    with pytest.raises(ShoalError, match=told):
+    with pytest.raises(ShoalError, match=message):
         config.check_rollout(steps, 64, rnn=True)
     if "buffer_size" not in settings:
         config.check_rollout(steps, 64, rnn=False)
 
 
-def test_the_advice_is_good():
+def test_the_suggested_settings_are_valid():
     QConfig(burn_in=32, sequence_length=64).check_rollout(32, 64, rnn=True)
     QConfig(burn_in=0, sequence_length=16).check_rollout(16, 64, rnn=True)
     QConfig(batch_size=192).check_rollout(32, 64, rnn=True)
@@ -329,11 +337,11 @@ def test_the_advice_is_good():
 
 @pytest.mark.parametrize("settings", [dict(atoms=51), dict(quantiles=10)])
 def test_distributions_are_not_rescaled(settings):
-    with pytest.raises(ShoalError, match="--rescale is for Q-values that are plain numbers"):
+    with pytest.raises(ShoalError, match="--rescale needs scalar Q-values"):
         QConfig(rescale=True, **settings)
 
 
-def test_r2d2_needs_a_core():
+def test_r2d2_needs_an_rnn():
     R2D2Config().check_rnn(True)
     with pytest.raises(ShoalError, match="needs an RNN; use --rnn lstm or gru"):
         R2D2Config().check_rnn(False)

@@ -1,4 +1,4 @@
-"""Policies that remember: sequences against single steps, gradients against torch's cells, a task of memory."""
+"""Policies with an RNN: sequences against single steps, gradients against torch's cells, a memory task."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -30,11 +30,11 @@ KINDS = ("lstm", "gru")
 SIZE = 6
 
 
-# --- the rnn itself ------------------------------------------------------------------------------------------------
+# --- the RNN --------------------------------------------------------------------------------------------------------
 
 
 def cell_of(rnn: Any) -> Any:
-    """Torch's own cell with the weights of an RNN of one layer."""
+    """Torch's cell with the weights of an RNN of one layer."""
     (rnn,) = rnn.layers
     cell = (nn.LSTMCell if rnn.kind == "lstm" else nn.GRUCell)(rnn.input.in_features, rnn.size)
     pairs = zip(("ih", "hh"), (rnn.input, rnn.recurrent), strict=True)
@@ -43,7 +43,7 @@ def cell_of(rnn: Any) -> Any:
 
 
 def walk(cell: Any, features: torch.Tensor, state: torch.Tensor, ended: torch.Tensor) -> torch.Tensor:
-    """Outputs [T, size] of one sequence, with a fresh state after every end."""
+    """Outputs [T, size] of one sequence, with a zero state after every end."""
     parts = [part[None] for part in state.split(cell.hidden_size)]
     outputs = []
     for x, over in zip(features, ended, strict=True):
@@ -56,7 +56,7 @@ def walk(cell: Any, features: torch.Tensor, state: torch.Tensor, ended: torch.Te
 
 
 def test_logits_and_values_are_not_rounded_to_bf16():
-    """On top of a GRU, whose state is its output: where products are bf16, the heads' are float32 all the same."""
+    """The heads of a policy with a GRU run in float32 under bf16 autocast."""
     torch.manual_seed(0)
     group = Group("a", Box(5), Discrete(3))
     policy = ActorCritic(group, mlp_encoder((16,), "relu"), True, False, 0.0, rnn_maker("gru", 16))
@@ -69,7 +69,7 @@ def test_logits_and_values_are_not_rounded_to_bf16():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_core_equals_torch_s_cell(kind):
+def test_one_layer_equals_torch_s_cell(kind):
     """Outputs and gradients of sequences with ends inside, and the state after single steps."""
     torch.manual_seed(0)
     rnn = RNN(kind, 3, SIZE)
@@ -94,25 +94,25 @@ def test_a_core_equals_torch_s_cell(kind):
 
 
 def torch_layers(rnn: RNN) -> Any:
-    """Torch's own LSTM or GRU of several layers with the weights of an RNN."""
-    twin = (nn.LSTM if rnn.kind == "lstm" else nn.GRU)(3, rnn.size, len(rnn.layers))
+    """Torch's LSTM or GRU of several layers with the weights of an RNN."""
+    reference = (nn.LSTM if rnn.kind == "lstm" else nn.GRU)(3, rnn.size, len(rnn.layers))
     with torch.no_grad():
         for i, layer in enumerate(rnn.layers):
             for end, own in (("ih", layer.input), ("hh", layer.recurrent)):
-                getattr(twin, f"weight_{end}_l{i}").copy_(own.weight)
-                getattr(twin, f"bias_{end}_l{i}").copy_(own.bias)
-    return twin
+                getattr(reference, f"weight_{end}_l{i}").copy_(own.weight)
+                getattr(reference, f"bias_{end}_l{i}").copy_(own.bias)
+    return reference
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_several_layers_equal_torch_s(kind, layers):
-    """Outputs and gradients against torch's own layers, called piece by piece where episodes end."""
+    """Outputs and gradients against torch's layers, called separately for each episode."""
     torch.manual_seed(0)
     rnn = RNN(kind, 3, SIZE, layers)
     for p in rnn.parameters():
         nn.init.normal_(p, std=0.5)
-    twin = torch_layers(rnn)
+    reference = torch_layers(rnn)
     assert rnn.state_size == layers * SIZE * (2 if kind == "lstm" else 1)
     features, state = torch.randn(9, 4, 3), torch.randn(4, rnn.state_size)
     ended, weight = torch.rand(9, 4) < 0.3, torch.randn(9, 4, SIZE)
@@ -126,7 +126,7 @@ def test_several_layers_equal_torch_s(kind, layers):
         outputs = []
         for t in range(9):
             given = tuple(part.contiguous() for part in parts)
-            out, after = twin(features[t : t + 1, i], given if kind == "lstm" else given[0])
+            out, after = reference(features[t : t + 1, i], given if kind == "lstm" else given[0])
             parts = after if kind == "lstm" else (after,)
             if ended[t, i]:
                 parts = tuple(torch.zeros_like(part) for part in parts)
@@ -137,8 +137,8 @@ def test_several_layers_equal_torch_s(kind, layers):
     torch.testing.assert_close(found, expected)
     for i, layer in enumerate(rnn.layers):
         for end, own in (("ih", layer.input), ("hh", layer.recurrent)):
-            torch.testing.assert_close(own.weight.grad, getattr(twin, f"weight_{end}_l{i}").grad)
-            torch.testing.assert_close(own.bias.grad, getattr(twin, f"bias_{end}_l{i}").grad)
+            torch.testing.assert_close(own.weight.grad, getattr(reference, f"weight_{end}_l{i}").grad)
+            torch.testing.assert_close(own.bias.grad, getattr(reference, f"bias_{end}_l{i}").grad)
     for t in range(9):
         out, state = rnn.step(features[t], state)
         torch.testing.assert_close(out, expected[t])
@@ -175,8 +175,8 @@ WORLDS = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize(("steps", "layers"), [(1, 1), (5, 2), (16, 1)])
-def test_learning_over_sequences_equals_stepping(world, kind, steps, layers):
-    """Log-probabilities and values over whole sequences are those of acting; so is what the future is worth."""
+def test_sequences_equal_single_steps(world, kind, steps, layers):
+    """Log-probabilities, values and bootstrap values of sequences equal those of acting."""
     made = make_collector(WORLDS[world](), kind, steps, layers)
     name = list(made.rollouts)[-1]
     rollout, policy = made.rollouts[name], made.policies[name]
@@ -220,8 +220,8 @@ def mask_of(rollout, t: int):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("world", ["stacked", "several agents that leave"])
 @pytest.mark.parametrize("micro_batch_size", [None, 25, 1])
-def test_a_gradient_equals_that_of_a_slow_twin(world, kind, micro_batch_size):
-    """PPO's loss over a few sequences, walked one by one with torch's own cell; in one pass and in several."""
+def test_a_gradient_equals_that_of_a_slow_reference(world, kind, micro_batch_size):
+    """PPO's loss of a few sequences, unrolled one by one with torch's cell, in one pass and in several."""
     made = make_collector(WORLDS[world](), kind, 12)
     name = list(made.rollouts)[-1]
     rollout, policy = made.rollouts[name], made.policies[name]
@@ -243,12 +243,12 @@ def test_a_gradient_equals_that_of_a_slow_twin(world, kind, micro_batch_size):
         seen = torch.stack([stacked(*rollout.window(t))[i] for t in range(12)])
         features = walk(cell, policy.policy_encoder(seen), rollout.rnn_state[0, env, agent], ended)
         mask = None if rollout.action_mask is None else rollout.action_mask[:-1, env, agent]
-        twin = Categorical(logits=policy.head(features, mask))
+        reference = Categorical(logits=policy.head(features, mask))
         value = policy.value_head(features)[:, 0]
         counts = torch.ones(12, dtype=torch.bool) if rollout.alive is None else rollout.alive[:-1, env, agent]
         columns = (
-            twin.log_prob(rollout.action[:, env, agent]) - rollout.log_prob[:, env, agent],
-            twin.entropy(),
+            reference.log_prob(rollout.action[:, env, agent]) - rollout.log_prob[:, env, agent],
+            reference.entropy(),
             value - learner.target[:, env, agent],
             learner.advantage[:, env, agent],
         )
@@ -265,13 +265,13 @@ def test_a_gradient_equals_that_of_a_slow_twin(world, kind, micro_batch_size):
     for p in learner.optimizer.parameters:
         layer, _, what = ours[id(p)].rpartition(".")
         wanted.append(getattr(cell, f"{what}_{theirs[layer]}") if layer in theirs else p)
-    expected = learner.optimizer.joined(list(torch.autograd.grad(loss, wanted)))
+    expected = learner.optimizer.flatten(list(torch.autograd.grad(loss, wanted)))
     torch.testing.assert_close(gradient, expected, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a2c_learns_from_all_sequences(kind):
-    """One pass and several give the same step; with normalized observations and agents that leave."""
+    """One pass and several give the same step, with normalized observations and agents that leave."""
     weights = []
     for micro_batch_size in (None, 40):
         world = TimeLimit(Meadow(6), 5)
@@ -288,17 +288,17 @@ def test_a2c_learns_from_all_sequences(kind):
 
 
 def test_sequences_must_divide_into_minibatches():
-    """Before anything is allocated; samples that divide are not enough."""
+    """Refused before allocation; samples that divide are not enough."""
     settings = dict(num_envs=6, rollout_steps=8, device="cpu", num_minibatches=4)
     make_job("cartpole", **settings)
-    with pytest.raises(ShoalError, match=r"6 of them.*4 mini-batches"):
+    with pytest.raises(ShoalError, match=r"6 sequences.*4 mini-batches"):
         make_job("cartpole", rnn="lstm", **settings)
     for flag in ("--rnn-size", "--rnn-layers"):
         with pytest.raises(ShoalError, match=rf"{flag}.*0"):
             make_job("cartpole", device="cpu", **{flag[2:].replace("-", "_"): 0})
 
 
-def test_a_player_remembers_within_an_episode_only():
+def test_evaluation_resets_the_state_with_the_episode():
     world = FrameStack(Counting(6), 2)
     policies = make_policies(world, "lstm")
     policy, seen, states = policies["counter"], [], []
@@ -353,7 +353,7 @@ def show_cue(env: int, clock: wp.array[int], cue: wp.array[int], observation: wp
 
 
 class Recall(KernelWorld):
-    """One of three cues is shown at first; the last of a few actions must repeat it. Guessing pays 1/3."""
+    """The first observation is one of three cues, which the last action must repeat. Guessing gives 1/3 on average."""
 
     @dataclass(frozen=True)
     class Config:
@@ -372,7 +372,7 @@ RECALL = f"{__file__}:Recall"
     ("rnn", "least", "most"),
     [("lstm", 0.97, 1.0), pytest.param("gru", 0.97, 1.0, marks=pytest.mark.slow), ("none", 0.2, 0.5)],
 )
-def test_only_who_remembers_can_answer(rnn, least, most):
+def test_only_a_policy_with_an_rnn_solves_recall(rnn, least, most):
     settings = dict(
         num_envs=64, rollout_steps=12, total_steps=50 * 768, lr=5e-3, hidden=(16,), rnn_size=24, ent_coef=0.01
     )
@@ -384,8 +384,8 @@ def test_only_who_remembers_can_answer(rnn, least, most):
 
 
 @pytest.mark.parametrize("algo", ["ppo", "a2c"])
-def test_a_resumed_run_remembers(tmp_path, algo):
-    """With frames stacked and episodes cut off, a run that was interrupted ends with the same numbers."""
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, algo):
+    """With frame stacking and truncated episodes, an interrupted run ends with the same numbers."""
     small = dict(
         num_envs=32, rollout_steps=8, eval_episodes=4, quiet=True, device="cpu", log_every=0.0, lr_schedule="none"
     )
@@ -400,7 +400,7 @@ def test_a_resumed_run_remembers(tmp_path, algo):
     assert one["collector.cart.history"].shape[0] == 2
 
 
-def test_one_group_of_two_may_remember():
+def test_one_of_two_groups_can_have_an_rnn():
     settings = dict(
         world_config=dict(taggers=3, runners=6, size=4.0, max_steps=10), num_envs=8, rollout_steps=8, hidden=(8,)
     )

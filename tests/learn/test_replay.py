@@ -1,4 +1,4 @@
-"""The replay against a slow twin that keeps all of every episode."""
+"""The replay against a slow reference that stores whole episodes."""
 
 from types import SimpleNamespace
 
@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from shoal.core import Box, Discrete, Group
 from shoal.core.errors import ShoalError
 from shoal.core.world_loading import world_class
-from shoal.learn.replay import Replay, Sample, Sequences
+from shoal.learn.replay import Replay
+from shoal.learn.replay_draws import Sample, Sequences
 from shoal.learn.rollout import Rollout, allocate, stacked
 from shoal.policy import ActorCritic, mlp_encoder
 from shoal.training.collector import Collector
@@ -19,8 +20,8 @@ from shoal.training.collector import Collector
 GAMMA = 0.9
 
 
-class Twin:
-    """Experience of `total` steps made beforehand: whole episodes, every number of an observation says whose it is."""
+class Reference:
+    """Random experience of `total` steps, from which rollouts are filled; observations are almost surely distinct."""
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class Twin:
             r.rnn_state[0].copy_(torch.as_tensor(self.state[t0]))
         r.final_observation.fill_(77)
         for env in range(self.envs):
-            for slot, t in enumerate(np.flatnonzero(self.only_cut[here, env])):
+            for slot, t in enumerate(np.flatnonzero(self.only_truncated[here, env])):
                 if slot < r.final_observation.shape[0]:
                     seen = torch.as_tensor(self.final_seen(t0 + t, env))
                     r.final_observation[slot, env].copy_(seen)
@@ -90,7 +91,7 @@ class Twin:
         return r
 
     @property
-    def only_cut(self) -> np.ndarray:
+    def only_truncated(self) -> np.ndarray:
         return self.truncated & ~self.terminated
 
     def seen(self, t: int, env: int, agent: int) -> np.ndarray:
@@ -98,69 +99,71 @@ class Twin:
         return np.concatenate([self.observation[row, env, agent] for row in rows])
 
     def final_seen(self, t: int, env: int) -> np.ndarray:
-        """What the agents of an env saw last of the episode that was cut off in step t."""
+        """Final observations of an env's agents for the episode truncated in step t."""
         first = t - self.age[t, env]
         rows = [max(t + 1 - back, first) for back in range(self.stack - 1, 0, -1)]
         return np.concatenate([*(self.observation[row, env] for row in rows), self.final[t, env]], 1)
 
-    def follow(self, t: int, env: int, agent: int, n: int) -> SimpleNamespace:
-        """What followed on step t."""
-        reward, worth = 0.0, 1.0
+    def n_step_outcome(self, t: int, env: int, agent: int, n: int) -> SimpleNamespace:
+        """The n-step return of step t and how its window ended."""
+        reward, discount_k = 0.0, 1.0
         for u in range(t, t + n):
-            reward += worth * self.reward[u, env, agent]
-            worth *= GAMMA
+            reward += discount_k * self.reward[u, env, agent]
+            discount_k *= GAMMA
             if self.terminated[u, env]:
                 return SimpleNamespace(reward=reward, discount=0.0, kind="over", row=u)
             if self.truncated[u, env]:
-                discount = worth * self.final_alive[u, env, agent]
+                discount = discount_k * self.final_alive[u, env, agent]
                 return SimpleNamespace(reward=reward, discount=discount, kind="cut", row=u)
             if not self.alive[u + 1, env, agent]:
                 return SimpleNamespace(reward=reward, discount=0.0, kind="left", row=u)
-        return SimpleNamespace(reward=reward, discount=worth, kind="on", row=t + n)
+        return SimpleNamespace(reward=reward, discount=discount_k, kind="on", row=t + n)
 
     def locate(self, replay: Replay, place: int, stride: int = 1) -> tuple[int, int, int]:
-        """The step, env and agent that a place of the ring stands for now."""
+        """The step, env and agent of an index of the ring."""
         row, env, agent = np.unravel_index(place, (replay.steps // stride, self.envs, self.agents))
         step = self.done - (self.done - 1 - row * stride) % replay.steps - 1
         return int(step), int(env), int(agent)
 
     def kept(self, replay: Replay, t: int, env: int) -> bool:
-        """Whether the final observation of step t is still there."""
-        return int(self.only_cut[t : self.done, env].sum()) <= replay.finals.shape[0]
+        """Whether the final observation of step t is still stored."""
+        return int(self.only_truncated[t : self.done, env].sum()) <= replay.finals.shape[0]
 
 
-def check(twin: Twin, replay: Replay, sample: Sample) -> None:
-    for i, place in enumerate(sample.place.tolist()):
-        t, env, agent = twin.locate(replay, place)
-        assert max(0, twin.done - replay.steps) + twin.stack - 1 <= t < twin.done - replay.n_step
-        what = twin.follow(t, env, agent, replay.n_step)
-        lost = what.kind == "cut" and not twin.kept(replay, what.row, env)
-        assert (float(sample.weight[i]) > 0) == (bool(twin.alive[t, env, agent]) and not lost)
-        np.testing.assert_array_equal(sample.seen[i].numpy(), twin.seen(t, env, agent))
-        assert int(sample.action[i]) == twin.action[t, env, agent]
-        if not twin.alive[t, env, agent] or lost:
+def check(reference: Reference, replay: Replay, sample: Sample) -> None:
+    for i, place in enumerate(sample.index.tolist()):
+        t, env, agent = reference.locate(replay, place)
+        assert max(0, reference.done - replay.steps) + reference.stack - 1 <= t < reference.done - replay.n_step
+        what = reference.n_step_outcome(t, env, agent, replay.n_step)
+        lost = what.kind == "cut" and not reference.kept(replay, what.row, env)
+        assert (float(sample.weight[i]) > 0) == (bool(reference.alive[t, env, agent]) and not lost)
+        np.testing.assert_array_equal(sample.observation[i].numpy(), reference.seen(t, env, agent))
+        assert int(sample.action[i]) == reference.action[t, env, agent]
+        if not reference.alive[t, env, agent] or lost:
             continue
         np.testing.assert_allclose(float(sample.reward[i]), what.reward, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(float(sample.discount[i]), what.discount, rtol=1e-5)
         if what.kind == "on":
-            np.testing.assert_array_equal(sample.later[i].numpy(), twin.seen(what.row, env, agent))
+            np.testing.assert_array_equal(sample.next_observation[i].numpy(), reference.seen(what.row, env, agent))
         elif what.kind == "cut":
-            np.testing.assert_array_equal(sample.later[i].numpy(), twin.final_seen(what.row, env)[agent])
-        if sample.mask is not None:
-            np.testing.assert_array_equal(sample.mask[i].numpy(), twin.mask[t, env, agent])
+            np.testing.assert_array_equal(
+                sample.next_observation[i].numpy(), reference.final_seen(what.row, env)[agent]
+            )
+        if sample.action_mask is not None:
+            np.testing.assert_array_equal(sample.action_mask[i].numpy(), reference.mask[t, env, agent])
             if what.kind == "on":
-                np.testing.assert_array_equal(sample.later_mask[i].numpy(), twin.mask[what.row, env, agent])
+                np.testing.assert_array_equal(sample.next_action_mask[i].numpy(), reference.mask[what.row, env, agent])
             elif what.kind == "cut":
-                assert sample.later_mask[i].all()
+                assert sample.next_action_mask[i].all()
 
 
-def check_leaves(twin: Twin, replay: Replay) -> None:
-    """Exactly what can be learned from has a priority: agents in the game, with a history and a future."""
+def check_leaves(reference: Reference, replay: Replay) -> None:
+    """Exactly the alive agents with a complete history and n-step window have a positive priority."""
     leaves = replay.tree.leaves.numpy()
     for place in range(len(leaves)):
-        t, env, agent = twin.locate(replay, place)
-        oldest = max(0, twin.done - replay.steps) + twin.stack - 1
-        allowed = oldest <= t < twin.done - replay.n_step and twin.alive[t, env, agent]
+        t, env, agent = reference.locate(replay, place)
+        oldest = max(0, reference.done - replay.steps) + reference.stack - 1
+        allowed = oldest <= t < reference.done - replay.n_step and reference.alive[t, env, agent]
         assert (leaves[place] > 0) == allowed, (t, env, agent)
 
 
@@ -179,40 +182,40 @@ def check_leaves(twin: Twin, replay: Replay) -> None:
     dtype=st.sampled_from([torch.float32, torch.float16, torch.uint8]),
     seed=st.integers(0, 2**31),
 )
-def test_samples_equal_the_twin(
+def test_samples_equal_the_reference(
     steps, blocks, appends, envs, agents, n_step, stack, leaves, masked, prioritized, dtype, seed
 ):
-    """Ends of all kinds within the window, frames and windows across the end of the ring, lost final observations."""
+    """Episode ends within the window, wrap-around of frames and windows, final observations no longer stored."""
     blocks += -(-(n_step + stack + steps) // steps)
     appends += -(-(n_step + stack + 1) // steps)
-    twin = Twin(steps * appends, steps, envs, agents, seed, stack, leaves, masked, dtype)
-    replay = Replay(twin.rollout, blocks * steps - steps // 2, n_step, GAMMA, prioritized=prioritized, seed=seed)
+    reference = Reference(steps * appends, steps, envs, agents, seed, stack, leaves, masked, dtype)
+    replay = Replay(reference.rollout, blocks * steps - steps // 2, n_step, GAMMA, prioritized=prioritized, seed=seed)
     assert replay.steps == blocks * steps
     for _ in range(appends):
-        twin.fill()
+        reference.fill()
         replay.append()
-        if twin.done >= n_step + stack + 1:
+        if reference.done >= n_step + stack + 1:
             sample = replay.sample(8)
             if prioritized and float(replay.tree.nodes[-1]) == 0.0:
                 assert not sample.weight.any()
                 continue
-            check(twin, replay, sample)
-            replay.update_priorities(sample.place, torch.randn(8))
+            check(reference, replay, sample)
+            replay.update_priorities(sample.index, torch.randn(8))
         if prioritized:
-            check_leaves(twin, replay)
-    assert int(replay.filled) == min(twin.done, replay.steps)
-    assert int(replay.head) == twin.done % replay.steps
+            check_leaves(reference, replay)
+    assert int(replay.filled) == min(reference.done, replay.steps)
+    assert int(replay.head) == reference.done % replay.steps
 
 
-def run_in(twin: Twin, replay: Replay) -> Replay:
-    while twin.done < twin.total:
-        twin.fill()
+def fill_replay(reference: Reference, replay: Replay) -> Replay:
+    while reference.done < reference.total:
+        reference.fill()
         replay.append()
     return replay
 
 
 def chi_square(found: np.ndarray, expected: np.ndarray) -> float:
-    """How many standard deviations the statistic is above what is to be expected."""
+    """Number of standard deviations of the statistic above its expectation."""
     some = expected > 0
     assert found[~some].sum() == 0
     statistic = ((found[some] - expected[some]) ** 2 / expected[some]).sum()
@@ -220,181 +223,183 @@ def chi_square(found: np.ndarray, expected: np.ndarray) -> float:
     return (statistic - freedom) / np.sqrt(2 * freedom)
 
 
-def test_uniform_draws_are_uniform_over_what_is_valid():
-    twin = Twin(48, 4, 3, 2, 0, stack=3)
-    replay = run_in(twin, Replay(twin.rollout, 20, 2, GAMMA))
+def test_uniform_draws_are_uniform_over_valid_rows():
+    reference = Reference(48, 4, 3, 2, 0, stack=3)
+    replay = fill_replay(reference, Replay(reference.rollout, 20, 2, GAMMA))
     found = np.zeros(20 * 6)
     for _ in range(60):
         sample = replay.sample(500)
-        np.add.at(found, sample.place.numpy(), 1)
+        np.add.at(found, sample.index.numpy(), 1)
         assert (sample.weight == 1.0).all()
     valid = np.zeros(20 * 6)
     for place in range(len(valid)):
-        t = twin.locate(replay, place)[0]
+        t = reference.locate(replay, place)[0]
         valid[place] = 48 - 20 + 2 <= t < 48 - 2
     assert valid.sum() == 16 * 6
     assert abs(chi_square(found, valid / valid.sum() * found.sum())) < 4
 
 
 @pytest.mark.parametrize("batch", [16, 1000])
-def test_priorities_are_drawn_in_proportion_and_weighed_against_it(batch):
-    """Small batches and one that names most places several times."""
-    twin = Twin(48, 4, 3, 2, 0, leaves=True)
-    replay = run_in(twin, Replay(twin.rollout, 20, 2, GAMMA, prioritized=True, alpha=0.7, eps=0.01))
+def test_draws_are_proportional_to_priorities_and_weights_correct_for_it(batch):
+    """Small batches, and one that contains most indices several times."""
+    reference = Reference(48, 4, 3, 2, 0, leaves=True)
+    replay = fill_replay(reference, Replay(reference.rollout, 20, 2, GAMMA, prioritized=True, alpha=0.7, eps=0.01))
     rng = np.random.default_rng(0)
     for _ in range(40):
-        place = replay.sample(8).place
+        place = replay.sample(8).index
         replay.update_priorities(place, torch.as_tensor(rng.normal(size=8) * 5))
     leaves = replay.tree.leaves.numpy().astype(np.float64)
     found = np.zeros_like(leaves)
     for _ in range(40_000 // batch):
         sample = replay.sample(batch, beta=torch.tensor(0.6))
-        places = sample.place.numpy()
+        places = sample.index.numpy()
         np.add.at(found, places, 1)
         counts = sample.weight.numpy() > 0
         expected = (leaves / leaves.sum() * (leaves > 0).sum())[places] ** -0.6
         expected[~counts] = 0
         np.testing.assert_allclose(sample.weight.numpy(), expected / expected.max(), rtol=1e-4)
-    # Stratified draws vary less than independent ones: the statistic must not be above, but may well be below.
+    # Stratified draws vary less than independent ones, so the statistic may be below its expectation.
     assert chi_square(found, leaves / leaves.sum() * found.sum()) < 4
 
 
-def test_new_rows_get_the_largest_priority_so_far():
-    twin = Twin(40, 4, 2, 1, 0)
-    replay = Replay(twin.rollout, 16, 1, GAMMA, prioritized=True, alpha=0.5, eps=0.0)
+def test_new_rows_get_the_maximum_priority():
+    reference = Reference(40, 4, 2, 1, 0)
+    replay = Replay(reference.rollout, 16, 1, GAMMA, prioritized=True, alpha=0.5, eps=0.0)
     for _ in range(4):
-        twin.fill()
+        reference.fill()
         replay.append()
     assert set(replay.tree.leaves.unique().tolist()) == {0.0, 1.0}
     replay.update_priorities(torch.tensor([20]), torch.tensor([-9.0]))
-    twin.fill()
+    reference.fill()
     replay.append()
     assert sorted(replay.tree.leaves.unique().tolist()) == [0.0, 1.0, 3.0]
     assert int((replay.tree.leaves == 3.0).sum()) == 1 + 4 * 2
 
 
-def test_what_waits_for_its_future_cannot_be_raised():
-    twin = Twin(8, 4, 2, 1, 0)
-    replay = run_in(twin, Replay(twin.rollout, 16, 2, GAMMA, prioritized=True))
+def test_updates_do_not_raise_incomplete_rows():
+    reference = Reference(8, 4, 2, 1, 0)
+    replay = fill_replay(reference, Replay(reference.rollout, 16, 2, GAMMA, prioritized=True))
     everything = torch.arange(32)
     replay.update_priorities(everything, torch.full((32,), 5.0))
-    check_leaves(twin, replay)
+    check_leaves(reference, replay)
 
 
-def test_a_sample_whose_final_observation_is_gone_does_not_count():
-    """Every step is cut off, and an eighth of the rows at most is kept."""
-    twin = Twin(64, 2, 2, 1, 0, ends=(0.0, 1.0))
-    replay = run_in(twin, Replay(twin.rollout, 32, 1, GAMMA))
+def test_a_sample_without_its_final_observation_has_weight_zero():
+    """Every step is truncated, and final observations of an eighth of the rows are stored."""
+    reference = Reference(64, 2, 2, 1, 0, ends=(0.0, 1.0))
+    replay = fill_replay(reference, Replay(reference.rollout, 32, 1, GAMMA))
     assert replay.finals.shape[0] == 4
     sample = replay.sample(500)
-    check(twin, replay, sample)
-    counted = {twin.locate(replay, p)[0] for p in sample.place[sample.weight > 0].tolist()}
+    check(reference, replay, sample)
+    counted = {reference.locate(replay, p)[0] for p in sample.index[sample.weight > 0].tolist()}
     assert counted == {60, 61, 62}
 
 
 def test_with_a_time_limit_all_final_observations_are_kept():
-    twin = Twin(64, 4, 2, 1, 0, ends=(0.0, 0.0), slots=1)
-    twin.truncated[4::5] = True
-    twin.age[:] = (np.arange(65) % 5)[:, None]
-    twin.rollout.time_limit = 5
-    replay = run_in(twin, Replay(twin.rollout, 32, 3, GAMMA))
+    reference = Reference(64, 4, 2, 1, 0, ends=(0.0, 0.0), slots=1)
+    reference.truncated[4::5] = True
+    reference.age[:] = (np.arange(65) % 5)[:, None]
+    reference.rollout.time_limit = 5
+    replay = fill_replay(reference, Replay(reference.rollout, 32, 3, GAMMA))
     sample = replay.sample(300)
-    check(twin, replay, sample)
+    check(reference, replay, sample)
     assert (sample.weight == 1).all()
 
 
 @pytest.mark.parametrize("prioritized", [False, True])
-def test_what_was_not_the_choice_of_an_agent_does_not_count(prioritized):
-    """It chooses at every second step; in between its last action stands."""
-    twin = Twin(24, 4, 2, 1, 0)
-    twin.rollout.is_decision_step = torch.ones(5, 2, 1, dtype=torch.bool)
-    twin.rollout.is_decision_step[1::2] = False
-    replay = run_in(twin, Replay(twin.rollout, 16, 2, GAMMA, prioritized=prioritized))
+def test_steps_between_decisions_have_weight_zero(prioritized):
+    """The agent chooses every second step and repeats its last action in between."""
+    reference = Reference(24, 4, 2, 1, 0)
+    reference.rollout.is_decision_step = torch.ones(5, 2, 1, dtype=torch.bool)
+    reference.rollout.is_decision_step[1::2] = False
+    replay = fill_replay(reference, Replay(reference.rollout, 16, 2, GAMMA, prioritized=prioritized))
     sample = replay.sample(200)
-    steps = torch.tensor([twin.locate(replay, p)[0] for p in sample.place.tolist()])
+    steps = torch.tensor([reference.locate(replay, p)[0] for p in sample.index.tolist()])
     assert torch.equal(sample.weight > 0, steps % 2 == 0)
     assert bool((steps % 2 == 0).all()) == prioritized
 
 
-def test_nothing_is_learned_across_a_cut():
-    """After it the world began anew: what comes next does not follow."""
-    twin = Twin(16, 4, 2, 1, 0, ends=(0.0, 0.0))
-    replay = Replay(twin.rollout, 16, 2, GAMMA)
+def test_windows_end_at_a_discontinuity():
+    """The next rollout starts new episodes."""
+    reference = Reference(16, 4, 2, 1, 0, ends=(0.0, 0.0))
+    replay = Replay(reference.rollout, 16, 2, GAMMA)
     for t in range(4):
         if t == 2:
             replay.mark_discontinuity()
-        twin.fill()
+        reference.fill()
         replay.append()
     sample = replay.sample(300)
-    steps = torch.tensor([twin.locate(replay, p)[0] for p in sample.place.tolist()])
+    steps = torch.tensor([reference.locate(replay, p)[0] for p in sample.index.tolist()])
     assert torch.equal(sample.weight == 0, (steps == 6) | (steps == 7))
 
 
-def test_a_loaded_replay_draws_and_goes_on_the_same():
+def test_a_loaded_replay_continues_identically():
     kept = []
     for resumed in (False, True):
-        twin = Twin(60, 5, 3, 2, 0, stack=2, leaves=True, masked=True)
-        replay = Replay(twin.rollout, 20, 3, GAMMA, prioritized=True, seed=4)
+        reference = Reference(60, 5, 3, 2, 0, stack=2, leaves=True, masked=True)
+        replay = Replay(reference.rollout, 20, 3, GAMMA, prioritized=True, seed=4)
         for t in range(12):
-            twin.fill()
+            reference.fill()
             replay.append()
             if t == 6 and resumed:
                 saved = {name: tensor.clone() for name, tensor in replay.state_dict().items()}
-                replay = Replay(twin.rollout, 20, 3, GAMMA, prioritized=True, seed=4)
+                replay = Replay(reference.rollout, 20, 3, GAMMA, prioritized=True, seed=4)
                 replay.load_state_dict(saved)
             if t > 1:
                 sample = replay.sample(16, 0.5)
-                replay.update_priorities(sample.place, sample.reward)
+                replay.update_priorities(sample.index, sample.reward)
         sample = replay.sample(16)
         kept.append([getattr(sample, name).clone() for name in vars(sample)] + list(replay.state_dict().values()))
     for one, other in zip(*kept, strict=True):
         assert torch.equal(one, other)
 
 
-def test_draws_depend_on_seed_and_number_alone():
-    twin = Twin(40, 4, 4, 1, 0)
-    one, other = (run_in(Twin(40, 4, 4, 1, 0), Replay(twin.rollout, 20, 1, GAMMA, seed=s)) for s in (1, 2))
-    first = one.sample(64).place.clone()
-    assert not torch.equal(first, one.sample(64).place)
-    assert not torch.equal(first, other.sample(64).place)
+def test_draws_depend_only_on_seed_and_counter():
+    reference = Reference(40, 4, 4, 1, 0)
+    one, other = (
+        fill_replay(Reference(40, 4, 4, 1, 0), Replay(reference.rollout, 20, 1, GAMMA, seed=s)) for s in (1, 2)
+    )
+    first = one.sample(64).index.clone()
+    assert not torch.equal(first, one.sample(64).index)
+    assert not torch.equal(first, other.sample(64).index)
     one.counter.zero_()
-    assert torch.equal(first, one.sample(64).place)
+    assert torch.equal(first, one.sample(64).index)
 
 
 def test_a_state_of_another_shape_is_refused():
-    twin = Twin(40, 4, 4, 1, 0)
-    one, other = Replay(twin.rollout, 20, 1, GAMMA), Replay(twin.rollout, 24, 1, GAMMA)
-    with pytest.raises(ShoalError, match="does not fit this one in: action"):
+    reference = Reference(40, 4, 4, 1, 0)
+    one, other = Replay(reference.rollout, 20, 1, GAMMA), Replay(reference.rollout, 24, 1, GAMMA)
+    with pytest.raises(ShoalError, match="does not match this one in: action"):
         one.load_state_dict(other.state_dict())
     with pytest.raises(ShoalError, match="priority"):
-        Replay(twin.rollout, 20, 1, GAMMA, prioritized=True).load_state_dict(one.state_dict())
+        Replay(reference.rollout, 20, 1, GAMMA, prioritized=True).load_state_dict(one.state_dict())
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         (dict(steps=4, n_step=1), "too short"),
         (dict(steps=40, n_step=0), "n_step"),
-        (dict(steps=40, n_step=1, sequences=6), "whole rollouts"),
-        (dict(steps=2**30, n_step=1), "can hold"),
+        (dict(steps=40, n_step=1, sequences=6), "must be multiples"),
+        (dict(steps=2**30, n_step=1), "holds up to"),
     ],
 )
-def test_what_makes_no_sense_is_refused(settings, told):
-    twin = Twin(4, 4, 1, 2, 0)
-    with pytest.raises(ShoalError, match=told):
-        Replay(twin.rollout, gamma=GAMMA, **settings)
+def test_bad_settings_are_refused(settings, message):
+    reference = Reference(4, 4, 1, 2, 0)
+    with pytest.raises(ShoalError, match=message):
+        Replay(reference.rollout, gamma=GAMMA, **settings)
 
 
-def test_the_estimate_of_memory_is_close():
-    twin = Twin(8, 8, 16, 2, 0, stack=3, leaves=True, masked=True)
+def test_the_memory_estimate_is_close():
+    reference = Reference(8, 8, 16, 2, 0, stack=3, leaves=True, masked=True)
     for prioritized in (False, True):
-        replay = Replay(twin.rollout, 160, 3, GAMMA, prioritized=prioritized)
-        estimate = Replay.bytes_per_step(twin.rollout, prioritized) * 160
+        replay = Replay(reference.rollout, 160, 3, GAMMA, prioritized=prioritized)
+        estimate = Replay.bytes_per_step(reference.rollout, prioritized) * 160
         assert abs(replay.nbytes / estimate - 1) < 0.03
 
 
-def test_cart_poles_in_the_replay_obey_their_physics():
-    """What a transition shows is what a world does that is put where it began."""
+def test_transitions_of_cartpole_obey_its_physics():
+    """Stepping a world from the transition's state gives its outcome."""
     world = world_class("cartpole")(32, "cpu")
     group = world.groups[0]
     torch.manual_seed(0)
@@ -408,53 +413,59 @@ def test_cart_poles_in_the_replay_obey_their_physics():
     sample = replay.sample(512)
     other = world_class("cartpole")(512, "cpu")
     other.reset(0)
-    for name, column in zip(("x", "speed", "angle", "spin"), sample.seen.T, strict=True):
+    for name, column in zip(("x", "speed", "angle", "spin"), sample.observation.T, strict=True):
         other.store[name].copy_(column.view_as(other.store[name]))
     out = other.step(sample.action.view(512, 1))
     group_out = out.groups[group.name]
     ended = out.terminated
     assert torch.equal(sample.reward, group_out.reward[:, 0])
     assert torch.equal(sample.discount == 0, ended)
-    assert torch.equal(sample.later[~ended], group_out.observation[:, 0][~ended])
+    assert torch.equal(sample.next_observation[~ended], group_out.observation[:, 0][~ended])
     assert ended.any()
 
 
 # --- sequences ------------------------------------------------------------------------------------------------------
 
 
-def check_sequences(twin: Twin, replay: Replay, found: Sequences, span: int) -> None:
+def check_sequences(reference: Reference, replay: Replay, found: Sequences, span: int) -> None:
     n, rows = replay.n_step, span + replay.n_step
-    for i, place in enumerate(found.place.tolist()):
-        first, env, agent = twin.locate(replay, place, twin.steps)
-        assert first % twin.steps == 0
-        assert max(0, twin.done - replay.steps) + twin.stack - 1 <= first <= twin.done - rows
-        assert (float(found.weight[i]) > 0) == bool(twin.alive[first : first + span, env, agent].any())
-        np.testing.assert_array_equal(found.state[i].numpy(), twin.state[first, env, agent])
-        cuts = [t for t in range(rows) if twin.only_cut[first + t, env] and twin.kept(replay, first + t, env)]
+    for i, place in enumerate(found.index.tolist()):
+        first, env, agent = reference.locate(replay, place, reference.steps)
+        assert first % reference.steps == 0
+        assert max(0, reference.done - replay.steps) + reference.stack - 1 <= first <= reference.done - rows
+        assert (float(found.weight[i]) > 0) == bool(reference.alive[first : first + span, env, agent].any())
+        np.testing.assert_array_equal(found.state[i].numpy(), reference.state[first, env, agent])
+        cuts = [
+            t
+            for t in range(rows)
+            if reference.only_truncated[first + t, env] and reference.kept(replay, first + t, env)
+        ]
         cuts = cuts[: found.final_row.shape[0]]
         assert [t for t in found.final_row[:, i].tolist() if t >= 0] == cuts
         for f, t in enumerate(cuts):
-            np.testing.assert_array_equal(found.final_seen[f, i].numpy(), twin.final_seen(first + t, env)[agent])
+            np.testing.assert_array_equal(
+                found.final_observation[f, i].numpy(), reference.final_seen(first + t, env)[agent]
+            )
         for t in range(rows):
             at = first + t, env, agent
-            np.testing.assert_array_equal(found.seen[t, i].numpy(), twin.seen(*at))
-            assert int(found.action[t, i]) == twin.action[at]
-            assert float(found.reward[t, i]) == twin.reward[at]
-            assert bool(found.alive[t, i]) == twin.alive[at]
-            assert bool(found.terminated[t, i]) == twin.terminated[at[:2]]
-            assert bool(found.truncated[t, i]) == twin.truncated[at[:2]]
-            np.testing.assert_array_equal(found.mask[t, i].numpy(), twin.mask[at])
+            np.testing.assert_array_equal(found.observation[t, i].numpy(), reference.seen(*at))
+            assert int(found.action[t, i]) == reference.action[at]
+            assert float(found.reward[t, i]) == reference.reward[at]
+            assert bool(found.alive[t, i]) == reference.alive[at]
+            assert bool(found.terminated[t, i]) == reference.terminated[at[:2]]
+            assert bool(found.truncated[t, i]) == reference.truncated[at[:2]]
+            np.testing.assert_array_equal(found.action_mask[t, i].numpy(), reference.mask[at])
         for t in range(span):
-            what = twin.follow(first + t, env, agent, n)
+            what = reference.n_step_outcome(first + t, env, agent, n)
             lost = what.kind == "cut" and what.row - first not in cuts
-            assert bool(found.counts[t, i]) == (bool(twin.alive[first + t, env, agent]) and not lost)
-            if found.counts[t, i]:
+            assert bool(found.valid[t, i]) == (bool(reference.alive[first + t, env, agent]) and not lost)
+            if found.valid[t, i]:
                 np.testing.assert_allclose(float(found.n_step_reward[t, i]), what.reward, rtol=1e-4, atol=1e-5)
                 np.testing.assert_allclose(float(found.discount[t, i]), what.discount, rtol=1e-5)
                 if what.kind == "on":
-                    assert int(found.later[t, i]) == t + n
+                    assert int(found.next_row[t, i]) == t + n
                 if what.kind == "cut":
-                    assert int(found.later[t, i]) == rows + cuts.index(what.row - first)
+                    assert int(found.next_row[t, i]) == rows + cuts.index(what.row - first)
 
 
 @settings(max_examples=40, deadline=None)
@@ -470,48 +481,52 @@ def check_sequences(twin: Twin, replay: Replay, found: Sequences, span: int) -> 
     prioritized=st.booleans(),
     seed=st.integers(0, 2**31),
 )
-def test_sequences_equal_the_twin(steps, burn_in, length, blocks, appends, n_step, stack, leaves, prioritized, seed):
+def test_sequences_equal_the_reference(
+    steps, burn_in, length, blocks, appends, n_step, stack, leaves, prioritized, seed
+):
     burn_in, length = burn_in * steps, length * steps
     span = burn_in + length
     least = span + n_step + stack + steps
     blocks, appends = blocks + -(-least // steps), appends + -(-least // steps)
-    twin = Twin(steps * appends, steps, 2, 2, seed, stack, leaves, masked=True, state_size=3)
-    replay = Replay(twin.rollout, blocks * steps, n_step, GAMMA, prioritized=prioritized, seed=seed, sequences=span)
+    reference = Reference(steps * appends, steps, 2, 2, seed, stack, leaves, masked=True, state_size=3)
+    replay = Replay(
+        reference.rollout, blocks * steps, n_step, GAMMA, prioritized=prioritized, seed=seed, sequences=span
+    )
     for _ in range(appends):
-        twin.fill()
+        reference.fill()
         replay.append()
-        if twin.done < least:
+        if reference.done < least:
             continue
         found = replay.sample_sequences(5, burn_in, length, 0.5)
         if prioritized:
             leaves_now = replay.tree.leaves.numpy()
             for place in range(len(leaves_now)):
-                first, env, agent = twin.locate(replay, place, steps)
-                inside = max(0, twin.done - replay.steps) + stack - 1 <= first <= twin.done - span - n_step
-                allowed = inside and twin.alive[first : first + span, env, agent].any()
+                first, env, agent = reference.locate(replay, place, steps)
+                inside = max(0, reference.done - replay.steps) + stack - 1 <= first <= reference.done - span - n_step
+                allowed = inside and reference.alive[first : first + span, env, agent].any()
                 assert (leaves_now[place] > 0) == allowed
             if not leaves_now.any():
                 continue
-            replay.update_priorities(found.place, torch.randn(5))
-        check_sequences(twin, replay, found, span)
+            replay.update_priorities(found.index, torch.randn(5))
+        check_sequences(reference, replay, found, span)
 
 
-def test_sequences_are_refused_by_a_replay_of_steps_and_the_other_way_round():
-    twin = Twin(16, 4, 2, 1, 0, state_size=2)
-    steps, sequences = Replay(twin.rollout, 32, 1, GAMMA), Replay(twin.rollout, 32, 1, GAMMA, sequences=12)
-    with pytest.raises(ShoalError, match="whole rollouts of 4"):
+def test_sample_and_sample_sequences_need_the_matching_replay():
+    reference = Reference(16, 4, 2, 1, 0, state_size=2)
+    steps, sequences = Replay(reference.rollout, 32, 1, GAMMA), Replay(reference.rollout, 32, 1, GAMMA, sequences=12)
+    with pytest.raises(ShoalError, match="multiples of rollouts of 4"):
         steps.sample_sequences(4, 4, 8)
-    with pytest.raises(ShoalError, match="whole rollouts of 4"):
+    with pytest.raises(ShoalError, match="multiples of rollouts of 4"):
         sequences.sample_sequences(4, 6, 6)
     with pytest.raises(ShoalError, match="sample_sequences"):
         sequences.sample(4)
 
 
-def test_the_twin_shows_what_stacked_shows():
-    """The oracle's own oracle."""
-    twin = Twin(12, 4, 2, 2, 3, stack=3, ends=(0.2, 0.2))
+def test_the_reference_equals_stacked():
+    """Checks the reference itself."""
+    reference = Reference(12, 4, 2, 2, 3, stack=3, ends=(0.2, 0.2))
     for _ in range(3):
-        r = twin.fill()
+        r = reference.fill()
         seen = stacked(r.observation, r.age).view(5, 2, 2, -1).numpy()
         for t in range(4):
-            np.testing.assert_array_equal(seen[t, 1, 0], twin.seen(twin.done - 4 + t, 1, 0))
+            np.testing.assert_array_equal(seen[t, 1, 0], reference.seen(reference.done - 4 + t, 1, 0))

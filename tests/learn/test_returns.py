@@ -1,4 +1,4 @@
-"""Advantages and discounted sums against slow twins in NumPy."""
+"""Advantages and discounted sums against slow references in NumPy."""
 
 import numpy as np
 import pytest
@@ -41,12 +41,12 @@ def compare(rollout: Rollout, gamma=0.9, lam=0.8, scale=1.0, seed=0) -> tuple[np
     lam=st.sampled_from([0.0, 0.5, 0.95, 1.0]),
     seed=st.integers(0, 2**31),
 )
-def test_advantages_equal_the_twin(steps, envs, agents, leaves, waits, gamma, lam, seed):
+def test_advantages_equal_the_reference(steps, envs, agents, leaves, waits, gamma, lam, seed):
     compare(random_rollout(steps, envs, agents, leaves, seed, waits=waits), gamma, lam, seed=seed)
 
 
-def test_an_agent_that_leaves_as_its_env_is_cut_off_has_no_future():
-    """The env goes on in another episode, but this agent was out: nothing of the final observation counts."""
+def test_an_agent_that_leaves_at_a_truncation_does_not_bootstrap():
+    """The env was truncated, but this agent had left, so its final value is ignored."""
     rollout = random_rollout(1, 1, 2, True, 0)
     rollout.terminated.fill_(False)
     rollout.truncated.fill_(True)
@@ -57,8 +57,8 @@ def test_an_agent_that_leaves_as_its_env_is_cut_off_has_no_future():
     assert advantage[0, 0].tolist() == [2.0 + 0.5 * 7.0 - 3.0, 2.0 - 3.0]
 
 
-def test_a_final_observation_that_was_not_kept_is_worth_what_was_expected():
-    """A world that truncates more often than it said: nothing beyond the memory of final values is read."""
+def test_without_a_stored_final_observation_the_own_value_is_bootstrapped():
+    """With more truncations than slots, nothing beyond the stored final values is read."""
     rollout = random_rollout(3, 1, 1, False, 0)
     rollout.terminated.fill_(False)
     rollout.truncated.fill_(True)
@@ -69,8 +69,8 @@ def test_a_final_observation_that_was_not_kept_is_worth_what_was_expected():
     assert advantage[:, 0, 0].tolist() == [0.5 * 5.0 - 1.0, 0.5 * 2.0 - 2.0, 0.5 * 3.0 - 3.0]
 
 
-def test_rewards_between_two_choices_belong_to_the_first():
-    """By hand: one choice at row 0, the next at row 3."""
+def test_rewards_between_two_decisions_belong_to_the_first():
+    """Computed by hand: decisions at rows 0 and 3."""
     rollout = random_rollout(4, 1, 1, False, 0, 0.0, 0.0, waits=True)
     rollout.is_decision_step.copy_(torch.tensor([1, 0, 0, 1, 1]).bool().view(5, 1, 1))
     rollout.reward.copy_(torch.tensor([1.0, 2.0, 4.0, 8.0]).view(4, 1, 1))
@@ -90,7 +90,7 @@ def test_advantages_when_every_step_ends_the_same_way(terminates, truncates, lea
 
 
 def test_one_env_and_one_step():
-    """By hand: A = r + gamma V' - V, with V' the next value, 0, or that of the final observation."""
+    """Computed by hand: A = r + gamma V' - V, with V' the next value, 0, or that of the final observation."""
     for terminated, truncated, following in [(0, 0, 5.0), (1, 0, 0.0), (0, 1, 7.0), (1, 1, 0.0)]:
         rollout = random_rollout(1, 1, 1, False, 0)
         rollout.reward.fill_(2.0)
@@ -101,16 +101,16 @@ def test_one_env_and_one_step():
         assert target.item() == 2.0 + 0.5 * following
 
 
-def test_everyone_dead_from_the_start():
-    """Nobody acted: no advantage, and the target is the value itself."""
+def test_all_agents_dead_from_the_start():
+    """Advantages are 0, and targets equal the values."""
     rollout = random_rollout(6, 4, 3, True, 0, 0.0, 0.0)
     rollout.alive.fill_(False)
     advantage, _ = compare(rollout)
     assert not advantage.any()
 
 
-def test_what_follows_death_does_not_matter():
-    """Rewards and values of an agent after it left change nothing about its advantages before."""
+def test_rows_after_death_are_ignored():
+    """Rewards and values after an agent left do not change its earlier advantages."""
     rng = np.random.default_rng(0)
     value = rng.normal(size=(9, 2, 2)).astype(np.float32)
     rollout = random_rollout(8, 2, 2, True, 0, 0.0, 0.0)
@@ -123,7 +123,7 @@ def test_what_follows_death_does_not_matter():
     np.testing.assert_array_equal(before, after)
 
 
-def test_lambda_one_sums_rewards_and_lambda_zero_looks_one_step_ahead():
+def test_lambda_one_sums_rewards_and_lambda_zero_is_the_td_error():
     rollout = random_rollout(7, 2, 1, False, 1, 0.0, 0.0)
     value = np.random.default_rng(0).normal(size=(8, 2, 1)).astype(np.float32)
     reward = rollout.reward.numpy()
@@ -138,7 +138,7 @@ def test_rewards_are_scaled():
 
 
 def test_many_envs_over_threads(monkeypatch):
-    """Sliced over CPU threads, every env still gets its own advantages."""
+    """Slices over CPU threads give each env the same advantages."""
     monkeypatch.setattr("shoal.core.launch.cpu_threads", lambda: 2)
     rollout = random_rollout(3, 8200, 1, False, 3)
     value = np.random.default_rng(0).normal(size=(4, 8200, 1)).astype(np.float32)
@@ -150,8 +150,8 @@ def test_many_envs_over_threads(monkeypatch):
 
 @settings(max_examples=30, deadline=None)
 @given(steps=st.integers(1, 10), envs=st.integers(1, 4), agents=st.integers(1, 3), seed=st.integers(0, 2**31))
-def test_discounted_sums_equal_the_twin_over_several_rollouts(steps, envs, agents, seed):
-    """Sums run on from rollout to rollout and begin anew with an episode."""
+def test_discounted_sums_equal_the_reference_over_several_rollouts(steps, envs, agents, seed):
+    """Sums continue across rollouts and restart with each episode."""
     carry = torch.zeros(envs, agents)
     running = np.zeros((envs, agents))
     total = torch.zeros(steps, envs, agents)
@@ -168,8 +168,8 @@ def test_discounted_sums_equal_the_twin_over_several_rollouts(steps, envs, agent
 # --- V-trace ----------------------------------------------------------------------------------------------------------
 
 
-def vtrace_twin(rollout, value, final_value, ratio, gamma, lam, rho, c):
-    """The sum over the future that the paper defines targets by, step by step, without recursion."""
+def vtrace_reference(rollout, value, final_value, ratio, gamma, lam, rho, c):
+    """The paper's sum definition of the targets, without recursion."""
     steps, envs, agents = rollout.reward.shape
     target, advantage = np.zeros((2, steps, envs, agents))
     reward, terminated, truncated = (x.numpy() for x in (rollout.reward, rollout.terminated, rollout.truncated))
@@ -179,7 +179,7 @@ def vtrace_twin(rollout, value, final_value, ratio, gamma, lam, rho, c):
             w, v = ratio[:, env, agent], value[:, env, agent]
 
             def after(t, env=env, agent=agent, slots=slots, v=v):
-                """The value of what follows on row t, and whether the episode goes on."""
+                """Bootstrap value after row t, and whether the episode continues."""
                 if terminated[t, env]:
                     return 0.0, False
                 return (final_value[slots[t], env, agent], False) if truncated[t, env] else (v[t + 1], True)
@@ -209,18 +209,18 @@ def vtrace_twin(rollout, value, final_value, ratio, gamma, lam, rho, c):
     clips=st.sampled_from([(1.0, 1.0), (2.0, 0.5), (0.3, 1.5)]),
     seed=st.integers(0, 2**31),
 )
-def test_vtrace_equals_the_twin(steps, gamma, lam, clips, seed):
+def test_vtrace_equals_the_reference(steps, gamma, lam, clips, seed):
     rollout, rng = random_rollout(steps, 3, 2, False, seed), np.random.default_rng(seed)
     value, final_value = rng.normal(size=(2, steps + 1, 3, 2)).astype(np.float32)
     ratio = np.exp(rng.normal(size=(steps, 3, 2))).astype(np.float32)
-    expected = vtrace_twin(rollout, value, final_value, ratio, gamma, lam, *clips)
+    expected = vtrace_reference(rollout, value, final_value, ratio, gamma, lam, *clips)
     found = advantages(rollout, value, final_value[:steps], gamma, lam, ratio=torch.tensor(ratio), clips=clips)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_without_lag_vtrace_is_the_generalized_advantage(waits):
+def test_vtrace_on_policy_equals_gae(waits):
     rollout, rng = random_rollout(9, 4, 3, True, 3, waits=waits), np.random.default_rng(0)
     value, final_value = rng.normal(size=(2, 10, 4, 3)).astype(np.float32)
     plain = advantages(rollout, value, final_value, 0.97, 0.9)

@@ -1,4 +1,4 @@
-"""The tree of sums against plain sums in NumPy."""
+"""The sum tree against plain sums in NumPy."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.learn.sum_tree import FAN, SumTree
+from shoal.learn.sum_tree import FANOUT, SumTree
 
 CPU = torch.device("cpu")
 
@@ -15,9 +15,9 @@ def assert_sums(tree: SumTree) -> None:
     """Every node of every level is the sum of its children."""
     below = tree.leaves.numpy().astype(np.float64)
     for start, count in zip(tree.starts[1:], tree.counts[1:], strict=True):
-        padded = np.zeros(count * FAN)
+        padded = np.zeros(count * FANOUT)
         padded[: len(below)] = below
-        below = padded.reshape(count, FAN).sum(1)
+        below = padded.reshape(count, FANOUT).sum(1)
         np.testing.assert_allclose(tree.nodes[start : start + count].numpy(), below, rtol=1e-5)
 
 
@@ -29,7 +29,7 @@ def filled_tree(size: int, alpha=1.0, eps=0.0, seed=0) -> SumTree:
 
 
 @pytest.mark.parametrize("size", [1, 2, 31, 32, 33, 1024, 1025, 40_000])
-def test_a_whole_range_makes_all_sums(size):
+def test_a_full_range_computes_all_sums(size):
     assert_sums(filled_tree(size))
 
 
@@ -41,7 +41,7 @@ def test_a_whole_range_makes_all_sums(size):
     seed=st.integers(0, 2**31),
 )
 def test_batches_of_updates_with_duplicates_equal_numpy(size, batches, alpha, seed):
-    """Of a place that is named twice the largest counts; what is 0 stays 0."""
+    """Of duplicate leaves the maximum counts; leaves at 0 stay 0."""
     rng = np.random.default_rng(seed)
     tree = filled_tree(size, alpha, 1e-3, seed)
     tree.leaves[torch.as_tensor(rng.random(size) < 0.2)] = 0.0
@@ -63,8 +63,8 @@ def test_batches_of_updates_with_duplicates_equal_numpy(size, batches, alpha, se
 
 @settings(max_examples=40, deadline=None)
 @given(size=st.integers(1, 5000), begin=st.floats(0, 1), length=st.floats(0, 1), seed=st.integers(0, 2**31))
-def test_a_range_of_leaves_renews_all_that_is_above_it(size, begin, length, seed):
-    """Round the end of the leaves too."""
+def test_a_range_of_leaves_updates_all_sums_above_it(size, begin, length, seed):
+    """Also with wrap-around."""
     tree = filled_tree(size, seed=seed)
     first, count = int(begin * (size - 1)), max(1, int(length * size))
     places = (first + np.arange(count)) % size
@@ -73,7 +73,7 @@ def test_a_range_of_leaves_renews_all_that_is_above_it(size, begin, length, seed
     assert_sums(tree)
 
 
-def test_an_error_that_is_no_number_spoils_nothing():
+def test_a_nan_error_does_not_affect_other_leaves():
     tree = filled_tree(100)
     tree.update(torch.tensor([3, 4, 5]), torch.tensor([np.nan, np.inf, 2.0]))
     assert torch.isfinite(tree.nodes).all()

@@ -1,4 +1,4 @@
-"""Numbers of the Triton kernel in shoal/policy/fused.py, in Triton's interpreter on the CPU, beside those of torch.
+"""Compare the Triton kernel of shoal/policy/fused.py, in Triton's interpreter on the CPU, with torch.
 
 A program of its own, since Triton reads TRITON_INTERPRET when it is imported. It prints one JSON line for each policy:
 the share of equal actions, and the largest errors of log-probabilities and values.
@@ -25,7 +25,7 @@ from shoal.policy.fused import FusedActor, fits
 from shoal.policy.heads import MASKED
 
 ROWS = 150
-"""Not a multiple of the rows of a program."""
+"""Not a multiple of a program's rows."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ CASES = {
 }
 
 
-def repair_bf16() -> None:
-    """Give the interpreter a GPU's bf16: round to nearest, not to zero; multiply numbers, not bit patterns."""
+def emulate_bf16() -> None:
+    """Patch the interpreter's bf16 to match a GPU: round to nearest, and multiply values, not bit patterns."""
     create_dot, cast = InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl
 
     def wide(handle: TensorHandle) -> TensorHandle:
@@ -89,7 +89,7 @@ def reference(policy: ActorCritic, seen: torch.Tensor, mask: torch.Tensor | None
 
 
 def sampled(logits: torch.Tensor, nvec: tuple[int, ...], noise: torch.Tensor, actions: torch.Tensor):
-    """Actions by the running sum of probabilities, and log-probabilities of `actions`."""
+    """Actions by inverse transform sampling, and log-probabilities of `actions`."""
     own, total = [], torch.zeros(len(logits))
     for part, log_probs in enumerate(logits.split(nvec, 1)):
         log_probs = log_probs.log_softmax(1)
@@ -130,6 +130,6 @@ def measure(case: Case) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    repair_bf16()
+    emulate_bf16()
     for name in sys.argv[1:] or CASES:
         print(json.dumps(dict(case=name, **measure(CASES[name]))), flush=True)

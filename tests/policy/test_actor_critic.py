@@ -1,4 +1,4 @@
-"""The policy of the policy-gradient learners: encoders, normalization, values, what it starts with."""
+"""Actor-critic policies: encoders, normalization, values, initialization."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def test_layers_are_applied_in_order():
 
 
 @pytest.mark.parametrize("shared_encoder", [True, False])
-def test_shapes_and_both_ways_to_the_value(shared_encoder):
+def test_shapes_and_equal_values_of_both_methods(shared_encoder):
     policy = make(shared_encoder)
     x = torch.randn(10, 4)
     params, value = policy.distribution_and_value(x)
@@ -37,7 +37,7 @@ def test_shapes_and_both_ways_to_the_value(shared_encoder):
     torch.testing.assert_close(value, policy.value(x))
 
 
-def test_a_shared_torso_learns_from_the_value_and_a_separate_one_does_not():
+def test_only_a_shared_encoder_gets_gradients_of_the_value():
     for shared_encoder in (True, False):
         policy = make(shared_encoder)
         policy.value(torch.randn(10, 4)).sum().backward()
@@ -45,7 +45,7 @@ def test_a_shared_torso_learns_from_the_value_and_a_separate_one_does_not():
         assert touched == shared_encoder
 
 
-def test_orthogonal_start():
+def test_orthogonal_initialization():
     """Rows or columns of a layer's weights are orthogonal with the usual gains; biases are zero."""
     policy = make()
     layers = [m for m in policy.policy_encoder.modules() if isinstance(m, nn.Linear)]
@@ -57,13 +57,13 @@ def test_orthogonal_start():
         assert not layer.bias.any()
 
 
-def test_the_first_policy_is_nearly_uniform():
+def test_the_initial_policy_is_nearly_uniform():
     probs = make().distribution(torch.randn(100, 4)).softmax(-1)
     torch.testing.assert_close(probs, torch.full_like(probs, 1 / 3), rtol=0, atol=0.02)
 
 
 def test_normalization_shifts_scales_and_clips():
-    """A policy that normalizes sees what a plain one with the same weights sees of normalized numbers."""
+    """A normalizing policy equals a plain one with the same weights on normalized observations."""
     plain, normalizing = make(), make(normalize=True)
     normalizing.load_state_dict(plain.state_dict())
     seen = torch.randn(500, 4) * torch.tensor([0.1, 1.0, 10.0, 100.0]) + torch.tensor([5.0, -5.0, 0.0, 50.0])
@@ -77,21 +77,21 @@ def test_normalization_shifts_scales_and_clips():
     assert not torch.allclose(plain.value(x), plain.value(expected))
 
 
-def test_an_unused_normalizer_leaves_observations_alone():
-    """Before anything was merged, mean 0 and deviation 1: nothing changes within the clip."""
+def test_initial_moments_do_not_change_observations():
+    """Initial moments are mean 0 and variance 1, so observations change only by clipping."""
     plain, normalizing = make(), make(normalize=True)
     x = torch.randn(10, 4)
     torch.testing.assert_close(normalizing.value(x), plain.value(x))
 
 
-def test_bytes_are_seen_as_numbers():
+def test_bytes_are_converted_to_floats():
     policy = make()
     x = torch.randint(0, 255, (6, 4), dtype=torch.uint8)
     torch.testing.assert_close(policy.value(x), policy.value(x.float()))
 
 
 class Pooled(nn.Module):
-    """A encoder of a user's own: pictures to eight features."""
+    """A user's encoder: images to eight features."""
 
     def __init__(self, shape):
         super().__init__()
@@ -101,7 +101,7 @@ class Pooled(nn.Module):
         return self.conv(x).relu().mean(dim=(2, 3))
 
 
-def test_a_users_torso():
+def test_a_user_s_encoder():
     policy = make(encoder=Pooled, group=Group("g", observation=Box((2, 6, 6)), action=Discrete(3)))
     params, value = policy.distribution_and_value(torch.randn(5, 2, 6, 6))
     assert (tuple(params.shape), tuple(value.shape)) == ((5, 3), (5,))
@@ -118,7 +118,7 @@ def test_a_users_torso():
     ],
     ids=["too many axes", "no batch", "a tuple"],
 )
-def test_a_torso_of_wrong_output_is_refused(encoder, says):
+def test_an_encoder_with_the_wrong_output_is_refused(encoder, says):
     with pytest.raises(ShoalError, match=says):
         make(encoder=encoder)
 

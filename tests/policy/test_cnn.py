@@ -1,4 +1,4 @@
-"""The Nature CNN and the IMPALA ResNet: sizes counted by hand, layouts and types, what they keep and learn."""
+"""The Nature CNN and the IMPALA ResNet: parameter counts, layouts, dtypes, activation counts and learning."""
 
 import math
 
@@ -45,7 +45,7 @@ def test_nature_has_the_parameters_of_the_paper():
 
 @pytest.mark.parametrize("width", [1, 2])
 def test_impala_has_the_parameters_of_the_paper(width):
-    """Sides fall from 84 to 42, 21 and 11."""
+    """Height and width shrink from 84 to 42, 21 and 11."""
     by_hand, before = 0, 4
     for channels in (16 * width, 32 * width, 32 * width):
         by_hand += convolution(before, channels, 3) + 4 * convolution(channels, channels, 3)
@@ -68,7 +68,7 @@ def test_impala_has_the_parameters_of_the_paper(width):
         ((168, 96, 3), 2, (6, 84, 96)),
     ],
 )
-def test_where_the_channels_are(shape, frames, size):
+def test_channels_are_found(shape, frames, size):
     assert image_size(shape, frames) == size
 
 
@@ -77,7 +77,7 @@ def test_where_the_channels_are(shape, frames, size):
 
 def weights(module: nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
     parameters = list(module.parameters())
-    for p in parameters:  # biases start at 0, which would hide a forgotten one
+    for p in parameters:  # nonzero biases, so that a missing one is detected
         nn.init.normal_(p, std=0.05)
     return list(zip(parameters[::2], parameters[1::2], strict=True))
 
@@ -106,8 +106,8 @@ def test_impala_equals_its_layers():
 
 
 @BOTH
-def test_orthogonal_start(make):
-    """Rows or columns of every layer's weights are orthogonal and of one length, biases zero, features about 1."""
+def test_orthogonal_initialization(make):
+    """Rows or columns of each layer's weights are orthogonal with equal norm, biases zero, features about 1."""
     cnn = built(make, ATARI)
     for layer in cnn.modules():
         if isinstance(layer, (nn.Conv2d, nn.Linear)):
@@ -131,7 +131,7 @@ def test_bytes_are_scaled_and_floats_are_not(make):
 
 
 @BOTH
-def test_the_images_stay_as_they_were(make):
+def test_input_images_are_not_modified(make):
     for seen in (images(ATARI), images(ATARI).float()):
         before = seen.clone()
         built(make, ATARI)(seen)
@@ -140,7 +140,7 @@ def test_the_images_stay_as_they_were(make):
 
 @BOTH
 def test_the_layout_in_memory_does_not_matter(make):
-    """Weights and images with channels last in memory, as on a GPU, give what contiguous ones give."""
+    """Weights and images with channels last in memory, as on a GPU, give the same result as contiguous ones."""
     cnn, other, seen = built(make, ATARI), built(make, ATARI), images(ATARI)
     other.to(memory_format=torch.channels_last)
     assert other[1].weight.is_contiguous(memory_format=torch.channels_last)
@@ -151,7 +151,7 @@ def test_the_layout_in_memory_does_not_matter(make):
 
 @BOTH
 @pytest.mark.parametrize("channels", [1, 3, 4])
-def test_channels_may_come_last(make, channels):
+def test_channels_last_images(make, channels):
     cnn, other = built(make, (channels, 40, 48)), built(make, (40, 48, channels))
     seen = images((channels, 40, 48))
     torch.testing.assert_close(other(seen.permute(0, 2, 3, 1).contiguous()), cnn(seen))
@@ -159,7 +159,7 @@ def test_channels_may_come_last(make, channels):
 
 @BOTH
 def test_a_stack_of_images_with_channels_last(make):
-    """Frames are joined along the first axis, which is their height here; the CNN sees them as channels."""
+    """Frames are stacked along the height; the CNN moves them to the channels."""
     cnn, other = built(make, (6, 40, 48)), built(make, (80, 48, 3), frames=2)
     seen = images((6, 40, 48))
     joined = torch.cat([frame.permute(0, 2, 3, 1) for frame in seen.split(3, dim=1)], dim=1)
@@ -194,8 +194,8 @@ def test_the_smallest_images():
 
 
 @BOTH
-def test_it_learns_and_gradients_reach_every_parameter(make):
-    """Four images can be told apart after a few steps, and no weight is left without a gradient."""
+def test_learning_reaches_every_parameter(make):
+    """A few steps suffice to distinguish four images, and every weight has a gradient."""
     cnn, seen, labels = built(make, (3, 36, 36)), images((3, 36, 36), batch=4), torch.arange(4)
     head = nn.Linear(512 if make is NatureCNN else 256, 4)
     adam = torch.optim.Adam([*cnn.parameters(), *head.parameters()], lr=1e-3)
@@ -229,7 +229,7 @@ def test_a_policy_of_images(shared_encoder):
     torch.testing.assert_close(made.head(made.policy_encoder(seen.float() / 255.0)), params)
 
 
-def test_bytes_reach_the_torso_as_they_are():
+def test_bytes_reach_the_encoder_unchanged():
     made, given = policy(), []
     made.policy_encoder.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
     seen = images(ATARI)
@@ -245,8 +245,8 @@ def test_images_of_bytes_are_not_normalized_and_other_observations_are():
 
 
 @pytest.mark.parametrize("name", ["nature", "impala"])
-def test_the_numbers_counted_are_those_that_autograd_keeps(name):
-    """At least as many as the backward pass finds, and not several times as many; the same without memory."""
+def test_the_activation_count_matches_autograd(name):
+    """The count is an upper bound within a small factor, also on the meta device."""
     made, seen, kept = policy(name), images(ATARI, batch=1), {}
     weights = {p.data_ptr() for p in made.parameters()}
 
@@ -263,7 +263,7 @@ def test_the_numbers_counted_are_those_that_autograd_keeps(name):
         assert policy(name).activations() == made.activations()
 
 
-def test_folding_pixels_into_channels_gives_the_same_sums():
+def test_folded_convolutions_equal_plain_ones():
     layer = Conv(4, 32, 8, stride=4)
     image = torch.rand(3, 4, 84, 84)
     assert layer.can_fold(image)

@@ -1,4 +1,4 @@
-"""The Triton kernel of small policies, without a GPU: its numbers in Triton's interpreter."""
+"""The Triton kernel of small policies in Triton's interpreter, without a GPU."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="needs Trito
 
 
 def test_interpreted_kernel_acts_as_torch_does():
-    """Sums in fp32 differ in their order only; now and then a rounding to bf16 falls to the other side."""
+    """fp32 sums differ only in order, which rarely changes a rounding to bf16."""
     program = Path(__file__).with_name("interpreted_fused.py")
     done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Heads against torch.distributions; sampling against the probabilities it is meant to have."""
+"""Heads against torch.distributions; sampling frequencies against probabilities."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ JUST_BELOW_ONE = 1.0 - 2.0**-24
 
 
 def parameters(head, batch: int = 200, seed: int = 0, mask: torch.Tensor | None = None) -> torch.Tensor:
-    """Parameters of far from uniform distributions."""
+    """Parameters of clearly nonuniform distributions."""
     torch.manual_seed(seed)
     with torch.no_grad():
         for p in head.parameters():
@@ -41,14 +41,14 @@ def test_choices_equal_torch(space):
     action, log_prob = head.sample(params, torch.rand(200, head.noise_width))
     assert tuple(action.shape) == (200, *space.shape)
     assert action.dtype == space.dtype
-    twins = categorical(params, nvec)
+    references = categorical(params, nvec)
     columns = action.view(200, len(nvec)).long()
-    expected = sum(twin.log_prob(columns[:, i]) for i, twin in enumerate(twins))
+    expected = sum(reference.log_prob(columns[:, i]) for i, reference in enumerate(references))
     evaluated, entropy = head.log_prob_and_entropy(params, action)
     torch.testing.assert_close(log_prob, expected)
     torch.testing.assert_close(evaluated, expected)
-    torch.testing.assert_close(entropy, sum(twin.entropy() for twin in twins))
-    modes = torch.stack([twin.probs.argmax(-1) for twin in twins], dim=-1).view_as(action)
+    torch.testing.assert_close(entropy, sum(reference.entropy() for reference in references))
+    modes = torch.stack([reference.probs.argmax(-1) for reference in references], dim=-1).view_as(action)
     np.testing.assert_array_equal(head.mode(params), modes)
     np.testing.assert_array_equal(head.to_world(action), action)
 
@@ -61,35 +61,35 @@ def test_gaussian_equals_torch(shape):
     action, log_prob = head.sample(params, noise)
     assert tuple(action.shape) == (200, *shape)
     mean, log_std = params.chunk(2, dim=-1)
-    twin = Independent(Normal(mean, log_std.exp()), 1)
+    reference = Independent(Normal(mean, log_std.exp()), 1)
     evaluated, entropy = head.log_prob_and_entropy(params, action)
     torch.testing.assert_close(action.flatten(1), mean + log_std.exp() * noise)
-    torch.testing.assert_close(log_prob, twin.log_prob(action.flatten(1)), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(evaluated, twin.log_prob(action.flatten(1)), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(entropy, twin.entropy())
+    torch.testing.assert_close(log_prob, reference.log_prob(action.flatten(1)), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(evaluated, reference.log_prob(action.flatten(1)), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(entropy, reference.entropy())
     torch.testing.assert_close(head.mode(params).flatten(1), mean)
 
 
-def test_gaussian_starts_with_the_given_spread_whatever_it_sees():
+def test_the_initial_log_std_does_not_depend_on_the_features():
     params = make_head(Box(2), 5, -0.7)(torch.randn(10, 5))
     assert (params[:, 2:] == -0.7).all()
 
 
 def test_frequencies_are_the_probabilities():
-    """With noise on a fine grid, the share of each choice is its probability to within one cell of the grid."""
+    """With noise on a fine grid, each choice's frequency is its probability within one cell of the grid."""
     head = make_head(MultiDiscrete((3, 6)), 5, 0.0)
     params = parameters(head, batch=20)
     cells = 10_000
     grid = ((torch.arange(cells) + 0.5) / cells)[:, None]
-    for row, twins in zip(params, zip(*(t.probs for t in categorical(params, (3, 6))), strict=True), strict=True):
+    for row, references in zip(params, zip(*(t.probs for t in categorical(params, (3, 6))), strict=True), strict=True):
         action, _ = head.sample(row.expand(cells, -1), grid.expand(-1, 2))
-        for part, probs in enumerate(twins):
+        for part, probs in enumerate(references):
             share = torch.bincount(action[:, part].long(), minlength=len(probs)) / cells
             torch.testing.assert_close(share, probs, rtol=0, atol=1.5 / cells)
 
 
-def test_parts_use_their_own_noise():
-    """Independent noise gives independent choices: the joint share is the product of the shares."""
+def test_parts_use_independent_noise():
+    """Independent noise gives independent choices: joint frequencies are products."""
     head = make_head(MultiDiscrete((2, 2)), 5, 0.0)
     row = parameters(head, batch=1)
     axis = (torch.arange(200) + 0.5) / 200
@@ -101,7 +101,7 @@ def test_parts_use_their_own_noise():
 
 
 def test_masked_choices_are_never_taken():
-    """All masks of six choices with one or more allowed, with noise at both ends of its range and in between."""
+    """All masks of six choices with at least one allowed, with noise over its whole range."""
     masks = torch.tensor([[bool(m >> k & 1) for k in range(6)] for m in range(1, 64)])
     head = make_head(Discrete(6), 5, 0.0)
     noise = torch.cat([torch.tensor([0.0, 2.0**-24, 0.5, JUST_BELOW_ONE]), torch.rand(60)])
@@ -115,17 +115,17 @@ def test_masked_choices_are_never_taken():
         assert masks.gather(1, head.mode(params)[:, None].long()).all()
 
 
-def test_a_mask_gives_the_distribution_of_what_is_left():
+def test_a_mask_gives_the_distribution_of_the_allowed_choices():
     """Log-probabilities and entropy are those of a smaller categorical distribution."""
     head = make_head(Discrete(4), 5, 0.0)
     keep = [0, 2]
     mask = torch.tensor([True, False, True, False]).expand(50, 4)
     params = parameters(head, 50, mask=mask)
-    twin = Categorical(logits=params[:, keep])
+    reference = Categorical(logits=params[:, keep])
     for choice in keep:
         log_prob, entropy = head.log_prob_and_entropy(params, torch.full((50,), choice))
-        torch.testing.assert_close(log_prob, twin.log_prob(torch.tensor(keep.index(choice))))
-        torch.testing.assert_close(entropy, twin.entropy())
+        torch.testing.assert_close(log_prob, reference.log_prob(torch.tensor(keep.index(choice))))
+        torch.testing.assert_close(entropy, reference.entropy())
 
 
 def test_a_mask_over_several_parts():
@@ -164,7 +164,7 @@ def test_the_world_receives_scaled_and_clipped_actions(space, shown):
 
 @pytest.mark.parametrize("space", [Discrete(3), MultiDiscrete((2, 3)), Box(2), Mixed((Discrete(3), Box(2)))], ids=str)
 def test_log_probability_follows_the_gradient(space):
-    """Climbing the log-probability of an action makes it more likely."""
+    """Gradient ascent on an action's log-probability increases it."""
     head = make_head(space, 5, 0.0)
     features = torch.randn(16, 5)
     action, before = head.sample(head(features), torch.rand(16, head.noise_width))
@@ -182,7 +182,7 @@ MIXED = Mixed((Discrete(3), Box((2, 2), -2.0, 6.0), MultiDiscrete((2, 4)), Box(1
 """Columns of an action: 0 | 1 2 3 4 | 5 6 | 7; logits and means: 3 | 4 | 2 + 4 | 1."""
 
 
-def twins_of(head: MixedHead, features: torch.Tensor) -> tuple[list[Categorical], list[Normal]]:
+def references_of(head: MixedHead, features: torch.Tensor) -> tuple[list[Categorical], list[Normal]]:
     """The distributions of MIXED, from the layer's outputs."""
     raw = torch.nn.functional.linear(features, head.linear.weight, head.linear.bias)
     first, square, second, third, single = raw.split((3, 4, 2, 4, 1), dim=-1)
@@ -206,18 +206,18 @@ def test_mixed_equals_torch():
     noise = torch.randn(300, 8)
     action, log_prob = head.sample(params, noise)
     assert (tuple(action.shape), action.dtype) == ((300, 8), torch.float32)
-    choices, (square, single) = twins_of(head, features)
+    choices, (square, single) = references_of(head, features)
     expected = square.log_prob(action[:, 1:5]).sum(-1) + single.log_prob(action[:, 7:]).sum(-1)
     entropy = square.entropy().sum(-1) + single.entropy().sum(-1)
-    for twin, column in zip(choices, (0, 5, 6), strict=True):
-        expected = expected + twin.log_prob(action[:, column].long())
-        entropy = entropy + twin.entropy()
+    for reference, column in zip(choices, (0, 5, 6), strict=True):
+        expected = expected + reference.log_prob(action[:, column].long())
+        entropy = entropy + reference.entropy()
         np.testing.assert_array_equal(action[:, column], action[:, column].round())
-        np.testing.assert_array_equal(head.mode(params)[:, column], twin.probs.argmax(-1))
-    evaluated, told = head.log_prob_and_entropy(params, action)
+        np.testing.assert_array_equal(head.mode(params)[:, column], reference.probs.argmax(-1))
+    evaluated, actual = head.log_prob_and_entropy(params, action)
     for found in (log_prob, evaluated):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(told, entropy)
+    torch.testing.assert_close(actual, entropy)
     torch.testing.assert_close(action[:, 1:5], square.mean + square.stddev * noise[:, 1:5])
     torch.testing.assert_close(head.mode(params)[:, 1:5], square.mean)
 
@@ -229,13 +229,13 @@ def test_the_frequencies_of_mixed_choices_are_their_probabilities():
     cells = 20_000
     grid = torch.special.ndtri(((torch.arange(cells) + 0.5) / cells).double()).float()
     action, _ = head.sample(head(features).expand(cells, -1), grid[:, None].expand(-1, 8))
-    for twin, column in zip(twins_of(head, features)[0], (0, 5, 6), strict=True):
-        share = torch.bincount(action[:, column].long(), minlength=twin.probs.shape[1]) / cells
-        torch.testing.assert_close(share, twin.probs[0], rtol=0, atol=2.0 / cells)
+    for reference, column in zip(references_of(head, features)[0], (0, 5, 6), strict=True):
+        share = torch.bincount(action[:, column].long(), minlength=reference.probs.shape[1]) / cells
+        torch.testing.assert_close(share, reference.probs[0], rtol=0, atol=2.0 / cells)
 
 
 @torch.no_grad()
-def test_mixed_noise_far_out_still_gives_a_choice():
+def test_extreme_mixed_noise_gives_a_valid_choice():
     head, features = mixed_head(batch=50)
     for far in (-40.0, -6.0, 6.0, 40.0):
         action, log_prob = head.sample(head(features), torch.full((50, 8), far))
@@ -246,7 +246,7 @@ def test_mixed_noise_far_out_still_gives_a_choice():
     assert (action[:, 0] < 20).all()
 
 
-def test_the_world_receives_choices_as_they_are_and_numbers_scaled():
+def test_the_world_receives_unchanged_choices_and_scaled_numbers():
     action = torch.tensor([[2.0, -3.0, 0.0, 0.5, 3.0, 1.0, 3.0, 9.0]])
     shown = [[2.0, -2.0, 2.0, 4.0, 6.0, 1.0, 3.0, 9.0]]
     assert make_head(MIXED, 5, 0.0).to_world(action).tolist() == shown
@@ -268,7 +268,7 @@ def test_gradients_reach_every_parameter_of_a_mixed_head():
 
 
 @pytest.mark.parametrize("mixed", [False, True])
-def test_choices_begin_with_their_odds(mixed):
+def test_initial_probabilities_are_the_odds(mixed):
     space = Discrete(4, odds=(0.03, 1.0, 1.0, 2.0))
     head = make_head(Mixed((space, Box((2,)))) if mixed else space, 16, 0.0)
     logits = head(torch.randn(200, 16)).detach()[:, :4]

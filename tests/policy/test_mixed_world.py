@@ -40,7 +40,7 @@ def look(env: int, column: wp.array[int], observation: wp.array4d[wp.uint8]):
 
 
 class Bar(KernelWorld):
-    """Shows a bright column that moves; the reward tells all parts of the action apart."""
+    """A bright column moves; the reward depends on every part of the action."""
 
     @dataclass(frozen=True)
     class Config:
@@ -64,7 +64,7 @@ def made() -> Collector:
     return collector
 
 
-def test_the_world_receives_what_the_head_makes_of_the_actions(made):
+def test_the_world_receives_the_head_s_actions(made):
     rollout, head = made.rollouts["g"], made.policies["g"].head
     assert rollout.observation.dtype == torch.uint8
     taken = head.to_world(rollout.action)
@@ -91,7 +91,7 @@ def test_an_update_of_a_cnn_with_mixed_actions(made):
 
 
 @pytest.mark.parametrize("sample", [True, False])
-def test_playing(made, sample):
+def test_evaluation(made, sample):
     world = Bar(ENVS, "cpu")
     for policies, stacked in ((made.policies, 2), ({"g": RandomPolicy(world.groups[0])}, 1)):
         player = Player(FrameStack(world, stacked), policies, 0, sample)

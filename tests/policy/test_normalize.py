@@ -1,4 +1,4 @@
-"""Running moments against NumPy over everything that was ever shown."""
+"""Running moments against NumPy over all batches."""
 
 import numpy as np
 import pytest
@@ -8,13 +8,13 @@ from shoal.policy import RunningMoments
 
 
 def batches(shape, sizes, seed=0):
-    """Batches whose mean and spread wander."""
+    """Batches with changing mean and variance."""
     rng = np.random.default_rng(seed)
     return [(rng.normal(3 * i - 4, 0.5 + i, (n, *shape))).astype(np.float32) for i, n in enumerate(sizes)]
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 4)])
-def test_merging_equals_the_moments_of_everything(shape):
+def test_merging_equals_the_moments_of_all_batches(shape):
     moments = RunningMoments(shape)
     seen = batches(shape, [5, 1, 200, 17])
     for i, batch in enumerate(seen):
@@ -26,7 +26,7 @@ def test_merging_equals_the_moments_of_everything(shape):
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
-def test_rows_of_weight_zero_are_left_out(dtype):
+def test_rows_of_weight_zero_are_ignored(dtype):
     moments = RunningMoments((3,))
     rng = np.random.default_rng(1)
     kept = []
@@ -53,7 +53,7 @@ def test_a_batch_without_weight_changes_nothing():
         assert torch.equal(tensor, before[name]), name
 
 
-def test_far_from_zero_the_spread_is_still_right():
+def test_the_variance_is_accurate_far_from_zero():
     """Small deviations around a large mean are not lost in rounding."""
     rng = np.random.default_rng(0)
     moments = RunningMoments()

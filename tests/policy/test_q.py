@@ -1,4 +1,4 @@
-"""Q-values and what is chosen by them: dueling, distributions, noise, exploration, masks, several choices."""
+"""Q-policies: dueling, distributions, noise, exploration, masks, several parts."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def make(group=ONE, **head) -> QPolicy:
 
 @pytest.mark.parametrize("group", [ONE, SEVERAL])
 @pytest.mark.parametrize("kind", KINDS)
-def test_there_is_a_value_for_every_choice(kind, group):
+def test_every_choice_has_a_value(kind, group):
     policy = make(group, **KINDS[kind])
     seen = torch.randn(5, 3)
     numbers, q = policy.q_logits(seen), policy.distribution(seen)
@@ -46,7 +46,7 @@ def test_values_are_the_means_of_their_distributions():
     torch.testing.assert_close(QHead(3, (4,), True, quantiles=11).q_values(numbers), numbers.mean(-1))
 
 
-def test_dueling_values_are_the_state_s_plus_advantages_of_mean_zero():
+def test_dueling_advantages_have_mean_zero():
     head = make(SEVERAL, dueling=True).head
     features = torch.randn(5, 16)
     raw = head.linear(features)
@@ -57,7 +57,7 @@ def test_dueling_values_are_the_state_s_plus_advantages_of_mean_zero():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_small_differences_of_worth_are_told_apart_in_bf16(kind):
+def test_q_values_are_not_rounded_to_bf16(kind):
     head, features = make(**KINDS[kind]).head, torch.randn(64, 16).bfloat16()
     exact = head.q_values(head(features.float()))
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -73,7 +73,7 @@ def noise(rows: int, width: int, rate: float) -> torch.Tensor:
 
 @pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
 def test_agents_explore_at_their_rate(rate):
-    """The best choice comes with 1 - e + e / 4, each of the others with e / 4."""
+    """The greedy choice has probability 1 - e + e / 4, each other one e / 4."""
     rows = 40_000
     q = torch.tensor([0.0, 3.0, 1.0, 2.0]).expand(rows, -1)
     action, log_prob = make().head.sample(q, noise(rows, 2, rate))
@@ -83,7 +83,7 @@ def test_agents_explore_at_their_rate(rate):
     assert not log_prob.any()
 
 
-def test_who_explores_keeps_to_the_odds_of_its_space():
+def test_random_actions_follow_the_odds_of_the_space():
     rows = 40_000
     policy = make(Group("g", observation=Box(3), action=Discrete(4, odds=(0.5, 1.0, 2.0, 1.0))))
     params = torch.tensor([0.0, 3.0, 1.0, MASKED]).expand(rows, -1)
@@ -92,7 +92,7 @@ def test_who_explores_keeps_to_the_odds_of_its_space():
     torch.testing.assert_close(share, torch.tensor([1.0, 2.0, 4.0, 0.0]) / 7.0, atol=0.01, rtol=0)
 
 
-def test_what_is_not_allowed_is_never_chosen():
+def test_masked_choices_are_never_taken():
     rows = 5000
     policy = make(SEVERAL)
     mask = torch.rand(rows, 5) < 0.5
@@ -105,7 +105,7 @@ def test_what_is_not_allowed_is_never_chosen():
         assert bool(mask.gather(1, action.long() + torch.tensor([0, 2])).all())
 
 
-def test_noise_is_the_counter_s_and_goes_when_told_to():
+def test_noise_is_keyed_by_the_counter_and_can_be_zeroed():
     policy, counter = make(noisy=True), torch.zeros(1, dtype=torch.int32)
     plan = policy.noise_plan(7, 0, counter)
     seen = torch.randn(4, 3)
@@ -125,8 +125,8 @@ def test_noise_is_the_counter_s_and_goes_when_told_to():
     assert make().noise_plan(7, 0, counter) is None
 
 
-def test_noise_is_factorised():
-    """Numbers sign(x) sqrt(|x|) of normal x: mean 0, second moment E|x|; weights are moved by products of them."""
+def test_noise_is_factorized():
+    """Noise is sign(x) sqrt(|x|) of normal x, with mean 0 and second moment E|x|; weights use products of it."""
     policy, counter = make(noisy=True), torch.zeros(1, dtype=torch.int32)
     layer, plan = policy.head.linear, policy.noise_plan(3, 0, counter)
     found = []
@@ -137,13 +137,13 @@ def test_noise_is_factorised():
     drawn = torch.stack(found)
     assert abs(float(drawn.mean())) < 0.03
     assert float(drawn.square().mean()) == pytest.approx((2 / torch.pi) ** 0.5, rel=0.05)
-    weight, bias = layer.drawn()
+    weight, bias = layer.perturbed()
     before, after = layer.noise[:16], layer.noise[16:]
     torch.testing.assert_close(weight, layer.weight + layer.weight_spread * after[:, None] * before[None, :])
     torch.testing.assert_close(bias, layer.bias + layer.bias_spread * after)
 
 
-def test_images_go_through_the_usual_torsos():
+def test_images_use_the_usual_encoders():
     group = Group("g", observation=Box((4, 84, 84), dtype=torch.uint8), action=Discrete(6))
     policy = QPolicy(group, choose_encoder("nature", group, (8,), "relu"), True, dueling=True)
     assert policy.as_bytes
@@ -152,6 +152,6 @@ def test_images_go_through_the_usual_torsos():
 
 
 @pytest.mark.parametrize("space", [Box(2, -1.0, 1.0), Mixed((Discrete(2), Box(1, -1.0, 1.0)))])
-def test_what_is_no_choice_is_refused(space):
-    with pytest.raises(ShoalError, match="Q-learning compares choices"):
+def test_continuous_actions_are_refused(space):
+    with pytest.raises(ShoalError, match="Q-learning needs Discrete or MultiDiscrete actions"):
         make(Group("g", observation=Box(3), action=space))

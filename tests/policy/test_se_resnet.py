@@ -1,4 +1,4 @@
-"""SE-ResNet9: the paper's parameters, the network against its layers written out, distances, colors, other parts."""
+"""SE-ResNet9: parameter counts, the network against its layers written out, depth, colors, other parts."""
 
 import math
 
@@ -10,7 +10,7 @@ from torch import nn
 
 from shoal.core import Box, Discrete, Group, ShoalError
 from shoal.policy import ActorCritic, SEResNet9, choose_encoder, rnn_maker
-from shoal.policy.se_resnet import BINS, SIZES, Block
+from shoal.policy.se_resnet import DEPTH_BINS, SIZES, Block
 
 SMALL = SIZES["se-resnet9-small"]
 DEPTH, RGB = ("depth", (64, 64, 1)), ("rgb", (64, 64, 3))
@@ -28,11 +28,11 @@ def made(seen: Box, name="se-resnet9-small", rnn=None, normalize=False, shared_e
     return ActorCritic(g, choose_encoder(name, g, (8,), "tanh"), shared_encoder, normalize, 0.0, rnn)
 
 
-def encoder(seen: Box, frames=1, sizes=SMALL, stirred=True) -> SEResNet9:
-    """With weights that are zero at first stirred up, which would hide mistakes."""
+def encoder(seen: Box, frames=1, sizes=SMALL, randomized=True) -> SEResNet9:
+    """With `randomized`, weights that start at zero are randomized, so that errors in their use are detected."""
     torch.manual_seed(0)
     net = SEResNet9(seen, frames, sizes)
-    if stirred:
+    if randomized:
         with torch.no_grad():
             for p in net.parameters():
                 p.add_(0.05 * torch.randn_like(p))
@@ -83,14 +83,14 @@ def test_other_sizes_of_images(shape, left, features):
     assert net(torch.rand(2, *shape)).shape == (2, features)
 
 
-def test_the_small_one():
+def test_the_small_network():
     policy = made(space(DEPTH, GOAL, LAST), rnn=rnn_maker("lstm", 128))
     assert count(policy) < 400_000
     assert policy.policy_encoder(torch.rand(2, 4104)).shape == (2, 128 + 64)
 
 
 @pytest.mark.parametrize("shape", [(66, 64, 1), (64, 90, 3)])
-def test_sides_that_do_not_divide_are_refused(shape):
+def test_sides_that_are_not_multiples_of_four_are_refused(shape):
     with pytest.raises(ShoalError, match=rf"multiples of 4, got {shape[0]} x {shape[1]}.*impala"):
         SEResNet9(Box(shape, 0, 10))
 
@@ -122,9 +122,9 @@ def by_hand(net: SEResNet9, planes: torch.Tensor) -> torch.Tensor:
     )
 
 
-def distances(depth: np.ndarray, far: float = 10.0) -> torch.Tensor:
-    """Planes [batch, 11, height, width] of distances [batch, height, width], pixel by pixel."""
-    planes = np.zeros((depth.shape[0], 1 + BINS, *depth.shape[1:]), np.float32)
+def depth_planes(depth: np.ndarray, far: float = 10.0) -> torch.Tensor:
+    """Planes [batch, 11, height, width] of depth [batch, height, width], pixel by pixel."""
+    planes = np.zeros((depth.shape[0], 1 + DEPTH_BINS, *depth.shape[1:]), np.float32)
     for n, y, x in np.ndindex(*depth.shape):
         share = min(max(float(depth[n, y, x]), 0.0), far) / far
         planes[n, 0, y, x] = share
@@ -133,12 +133,12 @@ def distances(depth: np.ndarray, far: float = 10.0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-def test_distances_and_other_parts_equal_the_layers(sizes):
+def test_depth_and_other_parts_equal_the_layers(sizes):
     net = encoder(space(DEPTH, GOAL, LAST), sizes=sizes)
     depth, goal = 12.0 * torch.rand(2, 64, 64), torch.randn(2, 3)
     last = F.one_hot(torch.tensor([0, 4]), 5).float()
     expected = [
-        by_hand(net, distances(depth.numpy())),
+        by_hand(net, depth_planes(depth.numpy())),
         goal @ net.embeddings[0].weight.T + net.embeddings[0].bias,
         net.embeddings[1].weight.T[[0, 4]],
     ]
@@ -146,26 +146,26 @@ def test_distances_and_other_parts_equal_the_layers(sizes):
     torch.testing.assert_close(found, torch.cat(expected, dim=1), rtol=1e-3, atol=1e-4)
 
 
-def test_colors_and_distances_are_joined():
+def test_colors_and_depth_are_concatenated():
     net = encoder(space(GOAL, RGB, DEPTH))
     goal, rgb, depth = torch.randn(2, 3), torch.randint(0, 256, (2, 64, 64, 3)), 12.0 * torch.rand(2, 64, 64)
     net.update_normalizer(torch.cat([goal, rgb.float().flatten(1), depth.flatten(1)], dim=1))
     shares = rgb.double().numpy() / 255.0
     colors = (shares - shares.mean((0, 1, 2))) / np.sqrt(np.maximum(shares.var((0, 1, 2)), 0.01))
-    planes = torch.cat([torch.as_tensor(colors).float().permute(0, 3, 1, 2), distances(depth.numpy())], dim=1)
+    planes = torch.cat([torch.as_tensor(colors).float().permute(0, 3, 1, 2), depth_planes(depth.numpy())], dim=1)
     found = net(torch.cat([goal, rgb.float().flatten(1), depth.flatten(1)], dim=1))
     expected = torch.cat([by_hand(net, planes), net.embeddings[0](goal)], dim=1)
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_images_of_several_sizes_have_networks_of_their_own():
+def test_each_image_size_has_a_network():
     parts = (("eye", (32, 32, 3)), ("depth", (16, 16, 1)), ("other", (3, 32, 32)))
     net = encoder(space(*parts))
     assert [network.stem.in_features for network in net.networks] == [16 * 6, 16 * 11]
     assert net(torch.rand(2, 3 * 1024 + 256 + 3 * 1024)).shape == (2, 256)
 
 
-# --- distances --------------------------------------------------------------------------------------------------------
+# --- depth --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -173,25 +173,25 @@ def test_images_of_several_sizes_have_networks_of_their_own():
     [(0.0, 0.0, 0), (0.99, 0.099, 0), (1.0, 0.1, 1), (5.5, 0.55, 5), (9.75, 0.975, 9), (10.0, 1.0, 9), (40.0, 1.0, 9)],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_bins_of_distances(meters, share, bin, dtype):
+def test_depth_bins(meters, share, bin, dtype):
     net = encoder(Box((16, 16, 1), 0.0, math.inf, dtype=dtype))
     picture = net.pictures["0"]
     planes = picture(torch.full((1, 256), meters, dtype=dtype))
     assert planes.shape == (1, 16, 16, 11)
     torch.testing.assert_close(planes[..., 0], torch.full((1, 16, 16), share), rtol=0, atol=1e-3)
-    assert planes[0, 3, 5, 1:].tolist() == [float(i == bin) for i in range(BINS)]
+    assert planes[0, 3, 5, 1:].tolist() == [float(i == bin) for i in range(DEPTH_BINS)]
 
 
-def test_a_closer_bound_is_the_end_of_distances():
+def test_depth_is_clipped_at_a_closer_bound():
     net = encoder(Box((16, 16, 1), 0.0, 2.0))
     depth = 2.0 * torch.rand(2, 16, 16)
     torch.testing.assert_close(
-        net(depth.unsqueeze(-1)), by_hand(net, distances(depth.numpy(), 2.0)), rtol=1e-3, atol=1e-4
+        net(depth.unsqueeze(-1)), by_hand(net, depth_planes(depth.numpy(), 2.0)), rtol=1e-3, atol=1e-4
     )
 
 
-def test_distances_are_not_normalized():
-    """Alone or among other parts, whatever the policy is told."""
+def test_depth_is_not_normalized():
+    """Alone or among other parts, even if the policy normalizes."""
     alone = made(Box((64, 64, 1), 0.0, 10.0), normalize=True)
     assert not alone.normalize
     assert not alone.has_moments
@@ -212,7 +212,7 @@ def colors(batch=6, seed=0) -> torch.Tensor:
 
 
 def test_running_moments_of_colors():
-    """Over all pixels, channel by channel; samples that do not count are left out; what hardly varies stays small."""
+    """Per channel over all pixels; samples of weight 0 are ignored; nearly constant colors are not amplified."""
     policy = made(Box((16, 16, 3), 0, 255, dtype=torch.uint8))
     assert policy.as_bytes
     assert policy.has_moments
@@ -237,8 +237,8 @@ def test_moments_are_saved_with_the_policy():
     assert not torch.equal(one.value(colors()), before)
 
 
-@pytest.mark.parametrize("kind", ["bytes", "distances"])
-def test_channels_may_come_first_or_last(kind):
+@pytest.mark.parametrize("kind", ["bytes", "depth"])
+def test_channels_first_or_last(kind):
     channels, dtype = (3, torch.uint8) if kind == "bytes" else (1, torch.float32)
     last = encoder(Box((32, 16, channels), 0, 255, dtype=dtype))
     first = encoder(Box((channels, 32, 16), 0, 255, dtype=dtype))
@@ -247,15 +247,15 @@ def test_channels_may_come_first_or_last(kind):
 
 
 @pytest.mark.parametrize("parts", [False, True])
-def test_frames_of_a_stack_are_joined(parts):
-    """The older observation first: their planes side by side."""
+def test_stacked_frames_are_concatenated(parts):
+    """The planes of the older observation come first."""
     seen = space(("depth", (16, 16, 1)), GOAL) if parts else Box((16, 16, 1), 0, 10)
     group = Group("g", seen, Discrete(4), stack=2)
     torch.manual_seed(0)
     net = choose_encoder("se-resnet9-small", group, (8,), "tanh")(group.policy_observation.shape)
     assert net.networks[0].stem.in_features == 16 * 22
     old, new, goal = 10.0 * torch.rand(2, 16, 16), 10.0 * torch.rand(2, 16, 16), torch.randn(2, 6)
-    planes = torch.cat([distances(old.numpy()), distances(new.numpy())], dim=1)
+    planes = torch.cat([depth_planes(old.numpy()), depth_planes(new.numpy())], dim=1)
     if parts:
         found = net(torch.cat([old.flatten(1), goal[:, :3], new.flatten(1), goal[:, 3:]], dim=1))
         assert found.shape == (2, 128 + 64)
@@ -265,16 +265,16 @@ def test_frames_of_a_stack_are_joined(parts):
     torch.testing.assert_close(found, by_hand(net, planes), rtol=1e-3, atol=1e-4)
 
 
-# --- beginnings and gradients -----------------------------------------------------------------------------------------
+# --- initialization and gradients -------------------------------------------------------------------------------------
 
 
 def views(batch: int, side: int, patches: int, channels: int) -> torch.Tensor:
-    """Images of a few even patches, up to 10; noise in every pixel would be averaged away."""
+    """Images of a few uniform patches up to 10, since noise per pixel would average out."""
     patch = torch.ones(side // patches, side // patches)
     return torch.kron(10.0 * torch.rand(batch, channels, patches, patches), patch).permute(0, 2, 3, 1)
 
 
-def test_residual_branches_begin_with_nothing():
+def test_residual_branches_start_at_zero():
     torch.manual_seed(0)
     block, x = Block(16, 16, 1, 8, 4), torch.rand(2, 16, 8, 8)
     assert torch.equal(block(x), x)
@@ -282,9 +282,9 @@ def test_residual_branches_begin_with_nothing():
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_features_begin_at_a_sensible_size(name):
-    """The signal neither fades nor grows on its way through the blocks."""
-    net = encoder(Box((64, 64, 1), 0, 10), sizes=SIZES[name], stirred=False)
+def test_initial_features_have_unit_scale(name):
+    """The scale of the signal is preserved through the blocks."""
+    net = encoder(Box((64, 64, 1), 0, 10), sizes=SIZES[name], randomized=False)
     found = []
     for layer in (net.networks[0].blocks[0], net.networks[0].blocks):
         layer.register_forward_hook(lambda *given: found.append(float(given[-1].detach().square().mean())))
@@ -292,9 +292,9 @@ def test_features_begin_at_a_sensible_size(name):
     assert 0.1 < found[1] / found[0] < 2.0
 
 
-def test_it_learns_and_gradients_reach_every_parameter():
-    """Four images can be told apart after a few steps; the branches begin to take part with the second."""
-    net = encoder(space(("depth", (16, 16, 1)), ("rgb", (16, 16, 3)), GOAL, LAST), stirred=False)
+def test_learning_reaches_every_parameter():
+    """A few steps suffice to distinguish four images; residual branches contribute from the second step."""
+    net = encoder(space(("depth", (16, 16, 1)), ("rgb", (16, 16, 3)), GOAL, LAST), randomized=False)
     depth, rgb, labels = views(4, 16, 2, 1), 25.0 * views(4, 16, 2, 3), torch.arange(4)
     seen = torch.cat([depth.flatten(1), rgb.flatten(1), torch.rand(4, 8)], dim=1)
     head = nn.Linear(128 + 64, 4)
@@ -320,7 +320,7 @@ def test_bf16_inside():
         torch.testing.assert_close(one, other, rtol=0.1, atol=0.02)
 
 
-def test_compiled_it_is_one_graph():
+def test_it_compiles_to_one_graph():
     policy = made(space(DEPTH, RGB, GOAL, LAST))
     seen = 10.0 * torch.rand(4, 4096 + 3 * 4096 + 8)
     compiled = torch.compile(policy.distribution_and_value, fullgraph=True, dynamic=False, backend="eager")
@@ -329,7 +329,7 @@ def test_compiled_it_is_one_graph():
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_the_numbers_counted_are_those_that_autograd_keeps(name):
+def test_the_activation_count_matches_autograd(name):
     policy, kept = made(space(DEPTH, GOAL, LAST), name), {}
     weights = {p.data_ptr() for p in policy.parameters()}
 

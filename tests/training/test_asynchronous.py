@@ -452,5 +452,5 @@ def test_of_actor_learners_the_one_with_the_bad_env_is_blamed():
 
 
 def test_actor_learners_must_share_the_envs_evenly():
-    with pytest.raises(ShoalError, match="cannot be shared out evenly to 3 actors"):
+    with pytest.raises(ShoalError, match="cannot be split evenly between 3 actors"):
         make_job("cartpole", algo="a3c", actors=3, **SMALL)

@@ -132,15 +132,15 @@ def test_memory_estimate_is_printed_first(options):
     [
         (
             ["pendulum", "--algo", "dqn"],
-            "but group 'pendulum' acts by Box; use --algo a2c, a3c, appo, ddpg, impala, ppo, sac or td3.",
+            "but group 'pendulum' uses Box; use --algo a2c, a3c, appo, ddpg, impala, ppo, sac or td3.",
         ),
-        (["pendulum", "--algo", "dqn", "--num-envs", "auto"], "acts by Box; use --algo a2c,"),
-        (["pandemic", "--algo", "dqn"], "chooses at every 90 steps; use --algo a2c, a3c, appo, impala or ppo."),
+        (["pendulum", "--algo", "dqn", "--num-envs", "auto"], "uses Box; use --algo a2c,"),
+        (["pandemic", "--algo", "dqn"], "is 90; use --algo a2c, a3c, appo, impala or ppo."),
         (
             ["cartpole", "--algo", "sac"],
-            "'cart' acts by Discrete; use --algo a2c, a3c, appo, dqn, impala, ppo, r2d2 or rainbow.",
+            "'cart' uses Discrete; use --algo a2c, a3c, appo, dqn, impala, ppo, r2d2 or rainbow.",
         ),
-        (["pendulum", "--algo", "td3", "--rnn", "gru"], "no use for a core"),
+        (["pendulum", "--algo", "td3", "--rnn", "gru"], "do not support an RNN"),
         (["cartpole", "--algo", "dqn", "--buffer-size", "200", "--n-step", "9"], "is too short"),
         (["cartpole", "--algo", "rainbow", "--quantiles", "20"], "not both"),
         (["cartpole", "--algo", "dqm"], "did you mean 'dqn'"),

@@ -127,9 +127,9 @@ def test_all_ends_of_a_sequence_have_their_final_observations():
     trainer = Trainer(make_job("cartpole", algo="r2d2", total_steps=1e6, **settings))
     for _ in range(20):
         trainer.iterate()
-    sample = trainer.learners["cart"]._drawn()
+    sample = trainer.learners["cart"]._draw()
     assert int((sample.truncated & ~sample.terminated).sum(0).max()) >= 5
-    assert bool(sample.counts.all())
+    assert bool(sample.valid.all())
 
 
 def test_defaults_of_the_learner_stand_between_the_world_s():
@@ -148,10 +148,10 @@ def test_defaults_of_the_learner_stand_between_the_world_s():
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
-        (["--algo", "r2d2", "--rnn", "none"], "R2D2 learns what to remember and needs a core"),
+        (["--algo", "r2d2", "--rnn", "none"], "R2D2 needs an RNN"),
         (["--algo", "r2d2", "--rollout-steps", "32"], "use --burn-in 32 --sequence-length 64"),
         (["--algo", "r2d2", "--batch-size", "300"], "use --batch-size 320"),
-        (["--algo", "r2d2", "--atoms", "51"], "--rescale is for Q-values that are plain numbers"),
+        (["--algo", "r2d2", "--atoms", "51"], "--rescale needs scalar Q-values"),
         (["--algo", "r2d2", "--buffer-size", "8000"], "sequences of 120 rows"),
         (["--algo", "dqn", "--rnn", "lstm", "--rollout-steps", "24"], "use --burn-in 24 --sequence-length 72"),
     ],
