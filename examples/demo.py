@@ -1,4 +1,4 @@
-"""The demo: train taggers and runners against each other on the machine it finds, evaluate, draw and record them."""
+"""The demo: train taggers and runners against each other, evaluate, plot and record them."""
 
 import sys
 
@@ -10,11 +10,11 @@ from shoal.view.plot import plot_runs
 from shoal.view.video import record
 
 CPU_STEPS = 300_000
-"""Enough to see them hunt and flee, in about two minutes on two cores."""
+"""Enough to learn chasing and fleeing: about two minutes on two cores."""
 
 
 def main(**settings) -> None:
-    """Train, evaluate, draw and record; then say where everything is. Settings are those of `shoal train`."""
+    """Train, evaluate, plot and record, then print where the files are. Settings are those of `shoal train`."""
     if not torch.cuda.is_available():
         settings = {"total_steps": CPU_STEPS, **settings}
     run = shoal.train("tag-continuous", **settings)
@@ -26,9 +26,9 @@ def main(**settings) -> None:
         "trained taggers, trained runners": [],
     }
     print(f"\nRunners tagged of {config.runners} by {config.taggers} taggers in {config.max_steps} steps:")
-    for players, random in tagged.items():
+    for label, random in tagged.items():
         score = shoal.load_run(run.path, random=random).evaluate(episodes=50).reports["tagged"]
-        print(f"  {players:34} {score.mean:5.1f}")
+        print(f"  {label:34} {score.mean:5.1f}")
     curve = plot_runs([run.path])
     video = record(run, steps=300, sample=True)
     sheet = record(run, run.path / "videos" / "sheet.png", steps=30, sample=True)

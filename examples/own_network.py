@@ -1,4 +1,4 @@
-"""A network of one's own in place of the MLP. `shoal train cartpole --encoder examples/own_network.py:Residual`."""
+"""A custom network in place of the MLP. `shoal train cartpole --encoder examples/own_network.py:Residual`."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""A world of one's own in one file: land a rocket softly. `shoal train examples/rocket.py:Rocket`."""
+"""A custom world in one file: land a rocket softly. `shoal train examples/rocket.py:Rocket`."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ def fly(
     reward: wp.array[float],
     terminated: wp.array[wp.bool],
 ):
-    """A tenth of a second of flight: gravity pulls, the engine (action 1) pushes."""
+    """Fly for 0.1 s: gravity and, with action 1, the engine accelerate the rocket."""
     push = wp.where(action[env] == 1, thrust, 0.0)
     speed[env] = speed[env] + 0.1 * (push - 9.8)
     height[env] = height[env] + 0.1 * speed[env]
@@ -29,14 +29,14 @@ def fly(
 
 @wp.func
 def launch(env: int, rng: Random, height: wp.array[float], speed: wp.array[float]):
-    """Somewhere up in the air, falling."""
+    """Start at a random height, falling."""
     height[env] = uniform(rng, 0, 50.0, 100.0)
     speed[env] = uniform(rng, 1, -10.0, 0.0)
 
 
 @wp.func
 def look(env: int, height: wp.array[float], speed: wp.array[float], observation: wp.array[wp.vec2]):
-    """Scaled to about one, which networks like."""
+    """Observe height and speed, scaled to about 1."""
     observation[env] = wp.vec2(0.01 * height[env], 0.05 * speed[env])
 
 
@@ -47,7 +47,7 @@ class Rocket(KernelWorld):
     |---|---|
     | observation | height / 100 m, speed / 20 m/s |
     | action | 0 engine off, 1 engine on |
-    | reward | -0.02 per burn; on landing 10 less the speed of impact [m/s]; -50 when lost in space |
+    | reward | -0.02 per burn; on landing 10 minus the impact speed [m/s]; -50 when lost in space |
     | end | terminated on the ground or above 200 m, truncated after `max_steps` |
     """
 
@@ -66,7 +66,7 @@ class Rocket(KernelWorld):
     settings = dict(common=dict(total_steps=500_000, num_envs=128, rollout_steps=64, lr=2e-3, normalize_reward=True))
 
     def picture(self, canvas, env):
-        """What a recording shows; arrays of the store are torch tensors."""
+        """Draw one env for a recording; arrays of the store are torch tensors."""
         canvas.view(-60.0, 60.0, -5.0, 120.0)
         canvas.line([(-50.0, 0.0), (50.0, 0.0)], "gray", 1.0)
         canvas.box((0.0, float(self.store.height[env]) + 3.0), 3.0, 6.0, "orange")

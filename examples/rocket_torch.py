@@ -34,9 +34,9 @@ class Rocket(KernelWorld):
         s.terminated.copy_(landed | lost)
 
     def reset(self, s):
-        """New values for every env; the world keeps those of envs that start anew."""
+        """New values for all envs; those that start an episode take them."""
         return dict(height=self.uniform(50.0, 100.0, stream=0), speed=self.uniform(-10.0, 0.0, stream=1))
 
     def observe(self, s):
-        """What the agent sees: [env, 2]."""
+        """The observation [env, 2]."""
         return torch.stack([0.01 * s.height, 0.05 * s.speed], dim=-1)

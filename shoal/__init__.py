@@ -5,7 +5,7 @@
     run = shoal.train("cartpole", total_steps=1e6)
     print(run.evaluate(episodes=100)["cart"])
 
-Authors of worlds import from `shoal.core`. What stands here is loaded when it is first used.
+Authors of worlds import from `shoal.core`. The names of this module are loaded on first use.
 """
 
 import importlib

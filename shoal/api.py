@@ -12,6 +12,8 @@ __all__ = ["Run", "load_run", "resume", "train"]
 def train(world: str, **settings: Any) -> Run:
     """Train on a world and return the run: `shoal.train("cartpole", total_steps=1e6)`.
 
-    Settings are those of the command line, with underscores; `world_config=dict(...)` sets the world's own.
+    Args:
+        world: Name of a bundled world, `FILE.py:NAME`, or an environment of another library such as `gym:Ant-v5`.
+        settings: Settings of the command line, with underscores; `world_config=dict(...)` holds the world's settings.
     """
     return train_job(make_job(world, **settings))

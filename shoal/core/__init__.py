@@ -1,15 +1,16 @@
-"""Store, kernels, random numbers, spaces and the World contract: what every world stands on.
+"""Store, kernels, random numbers, spaces and the World contract: the base of every world.
 
-Names are imported when they are first used: workers on the CPU import parts of this package without torch and Warp.
+Names are imported on first use: worker processes on the CPU import parts of this package without torch and Warp.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shoal.core.author_stages import ForGroup
     from shoal.core.errors import ShoalError
-    from shoal.core.kernel_world import ForGroup, KernelWorld
-    from shoal.core.maths import sincos, sincos_small, wrap_angle
+    from shoal.core.kernel_world import KernelWorld
+    from shoal.core.math_functions import sincos, sincos_small, wrap_angle
     from shoal.core.random import Random, integer, normal, uniform, uniform4
     from shoal.core.spaces import Box, Discrete, Mixed, MultiDiscrete, Space
     from shoal.core.store import Field, Store
@@ -21,7 +22,7 @@ _MODULES = {
     "Apply": "wrappers",
     "Box": "spaces",
     "Discrete": "spaces",
-    "ForGroup": "kernel_world",
+    "ForGroup": "author_stages",
     "EpisodeStatistics": "world",
     "Field": "store",
     "FrameStack": "wrappers",
@@ -42,11 +43,11 @@ _MODULES = {
     "World": "world",
     "integer": "random",
     "normal": "random",
-    "sincos": "maths",
-    "sincos_small": "maths",
+    "sincos": "math_functions",
+    "sincos_small": "math_functions",
     "uniform": "random",
     "uniform4": "random",
-    "wrap_angle": "maths",
+    "wrap_angle": "math_functions",
 }
 """Public name -> module of this package."""
 

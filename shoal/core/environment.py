@@ -1,4 +1,4 @@
-"""Folders for caches, and environment variables of the programs of Shoal. Importing shoal sets none."""
+"""The cache folder, and environment variables that Shoal's programs set. Importing shoal sets none."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def cache_root() -> Path:
-    """The folder where this platform keeps what can be made again."""
+    """Shoal's folder among the caches of this platform."""
     if sys.platform == "win32":
         base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
     elif sys.platform == "darwin":
@@ -18,15 +18,15 @@ def cache_root() -> Path:
 
 
 def program_defaults() -> dict[str, str]:
-    """Variables that a program of Shoal sets where the user has not.
+    """Environment variables that Shoal's programs set if the user has not.
 
-    Threads of torch spin for milliseconds when they wait for each other, which keeps cores from environments and other
-    programs. Code that torch compiles goes to a private folder: its default is a name in the folder for temporary files
-    that another user can take first.
+    GOMP_SPINCOUNT: waiting threads of torch would spin for milliseconds and take cores from environments and other
+    programs. TORCHINDUCTOR_CACHE_DIR, a private folder: torch's default is a fixed name in the shared temporary folder,
+    which another user can create first.
     """
     found = {"GOMP_SPINCOUNT": "2000"}
     compiled = cache_root() / "torch"
-    with contextlib.suppress(OSError):  # torch's own default then
+    with contextlib.suppress(OSError):  # then torch's default applies
         compiled.mkdir(mode=0o700, parents=True, exist_ok=True)
         if os.access(compiled, os.W_OK):
             found["TORCHINDUCTOR_CACHE_DIR"] = str(compiled)
@@ -34,6 +34,6 @@ def program_defaults() -> dict[str, str]:
 
 
 def set_program_defaults() -> None:
-    """Set these variables in this process; before torch is imported, which reads them."""
+    """Set the program defaults in this process. Call this before torch is imported: torch reads them then."""
     for name, value in program_defaults().items():
         os.environ.setdefault(name, value)

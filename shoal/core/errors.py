@@ -1,4 +1,4 @@
-"""The one error that is meant for the person at the keyboard, checks that raise it, and how warnings are shown."""
+"""ShoalError, the error for bad input; checks that raise it; the format of warnings."""
 
 import difflib
 import errno
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class ShoalError(Exception):
-    """Bad input: one sentence that names the thing, the value and the remedy. The command line exits with 2."""
+    """Bad input: one sentence that names the thing, the value and the remedy. The command line exits with code 2."""
 
     exit_code = 2
 
@@ -31,7 +31,7 @@ class FileError(ShoalError):
 
 @contextmanager
 def reading(path: Path | str) -> Iterator[None]:
-    """Read a file or folder; an OSError becomes a FileError with its path."""
+    """While reading a file or folder: turn an OSError into a FileError with its path."""
     try:
         yield
     except OSError as error:
@@ -40,7 +40,7 @@ def reading(path: Path | str) -> Iterator[None]:
 
 @contextmanager
 def writing(path: Path | str) -> Iterator[None]:
-    """Write a file or folder; an OSError becomes a FileError with its path."""
+    """While writing a file or folder: turn an OSError into a FileError with its path."""
     try:
         yield
     except OSError as error:
@@ -48,32 +48,32 @@ def writing(path: Path | str) -> Iterator[None]:
 
 
 def require_utf8(path: Path | str, what: str) -> None:
-    """Refuse a path that messages and texts cannot hold, or that has a null character."""
+    """Refuse a path that is not valid UTF-8 or has a null character. `what` names it in the message."""
     try:
-        good = b"\0" not in str(path).encode()
+        valid = b"\0" not in str(path).encode()
     except UnicodeEncodeError:
-        good = False
-    if not good:
+        valid = False
+    if not valid:
         raise ShoalError(f"The path of {what} must be valid UTF-8, got {excerpt(path)!r}.")
 
 
 def make_folder(path: Path | str) -> Path:
-    """A folder for files that are to come, made if it is not there."""
+    """Create a folder and its parents where they are missing, and return its path."""
     with writing(path):
         Path(path).mkdir(parents=True, exist_ok=True)
     return Path(path)
 
 
 def temporary_folder() -> Path:
-    """The folder for temporary files; refuses where none can be written."""
+    """The folder for temporary files; refuses if none is writable."""
     try:
         return Path(tempfile.gettempdir())
     except OSError:
-        raise ShoalError("No folder for temporary files can be written; set TMPDIR to a folder with room.") from None
+        raise ShoalError("No folder for temporary files is writable; set TMPDIR to a writable folder.") from None
 
 
 def new_file(path: Path | str, endings: tuple[str, ...], what: str) -> Path:
-    """Where a file is to be written, in a folder that is there; refuses other endings, and what cannot be a file."""
+    """The path of a file to be written; creates its folder. Refuses other endings, and a path that is a folder."""
     path = Path(path)
     require_utf8(path, what[0].lower() + what[1:])
     if path.suffix.lower() not in endings:
@@ -85,61 +85,60 @@ def new_file(path: Path | str, endings: tuple[str, ...], what: str) -> Path:
 
 
 def excerpt(text: Any, limit: int = 100) -> str:
-    """`text` for a message: at most `limit` characters, control codes escaped, on one line."""
-    shown = str(text)
-    cut = shown if len(shown) <= limit else f"{shown[:limit]}…"
-    return _escaped(cut, "")
+    """`text` for a message: the first `limit` characters on one line, with control codes escaped."""
+    line = str(text)
+    return _escaped(line if len(line) <= limit else f"{line[:limit]}…", "")
 
 
 def _escaped(text: str, kept: str = "\n") -> str:
-    """`text` with control codes escaped, so that a terminal only shows it."""
+    """`text` with control codes escaped: a terminal would execute them."""
     return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text)
 
 
 def any_of(names: Sequence[str]) -> str:
-    """Names as a choice: "a, b or c"."""
+    """Names as a choice: `a, b or c`."""
     *others, last = names
     return f"{', '.join(others)} or {last}" if others else last
 
 
-def require(name: str, value: Any, good: bool, rule: str) -> None:
-    """Refuse a setting that breaks a rule, by the name of its flag."""
-    if not good:
+def require(name: str, value: Any, valid: bool, rule: str) -> None:
+    """Refuse a setting that is not `valid`. The message names its flag and the rule."""
+    if not valid:
         raise ShoalError(f"--{name} must be {rule}, got {value}.")
 
 
 def how_it_ended(code: int) -> str:
-    """What to say of a process with this exit code, as Python's `subprocess` gives it."""
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended by itself with exit code {code}"
+    """How a process ended, from its exit code as in Python's `subprocess`: negative for a signal."""
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
 
 
 def missing(kind: str, path: Path) -> str:
-    """What to say of a path that leads nowhere."""
+    """The message for a path that does not exist."""
     return f"There is no {kind} {path}" + ("." if path.is_absolute() else f" in {Path.cwd()}.")
 
 
-_usual = warnings.formatwarning
+_default_format = warnings.formatwarning
 
 
 def plain_warnings() -> None:
-    """Show warnings that are meant for the person at the keyboard without the line of code that gave them."""
-    warnings.formatwarning = _as_told
+    """Show UserWarnings without the line of code that raised them."""
+    warnings.formatwarning = _format_warning
 
 
-def _as_told(message: Any, category: type[Warning], *place: Any) -> str:
-    return f"warning: {message}\n" if category is UserWarning else _usual(message, category, *place)
+def _format_warning(message: Any, category: type[Warning], *location: Any) -> str:
+    return f"warning: {message}\n" if category is UserWarning else _default_format(message, category, *location)
 
 
-_FILES = (errno.EMFILE, errno.ENFILE)
+_FILE_LIMITS = (errno.EMFILE, errno.ENFILE)
 _MEMORY = re.compile(r"can't allocate memory|not enough memory|Cannot allocate memory|failed to map segment")
-"""What torch and the loader of libraries say."""
+"""Messages of torch and of the dynamic loader when the system refuses memory."""
 
 
 def shortage(error: BaseException | None) -> str | None:
-    """One sentence if the system has refused memory, files or processes; None for other errors."""
+    """One sentence if the system refused memory, files or processes, itself or as a cause; None for other errors."""
     while error is not None:
         number = error.errno if isinstance(error, OSError) else None
-        if number in _FILES:
+        if number in _FILE_LIMITS:
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             return (
                 f"No more files can be opened (the limit is {limit}): raise it (ulimit -n 4096), or lower "
@@ -147,26 +146,26 @@ def shortage(error: BaseException | None) -> str | None:
             )
         if number == errno.EAGAIN or "can't start new thread" in str(error):
             limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-            shown = "that of the system" if limit == resource.RLIM_INFINITY else limit
+            known = "that of the system" if limit == resource.RLIM_INFINITY else limit
             return (
-                f"No more processes or threads can be started (the limit is {shown}): raise it (ulimit -u), or lower "
+                f"No more processes or threads can be started (the limit is {known}): raise it (ulimit -u), or lower "
                 "--num-workers or --threads."
             )
         if number == errno.ENOMEM or isinstance(error, MemoryError) or _MEMORY.search(str(error)):
             return (
-                "The memory that this process may have is full: lower --num-envs, --rollout-steps or --buffer-size, or raise "
-                "its limit (ulimit -v, or that of its container)."
+                "This process has reached its memory limit: lower --num-envs, --rollout-steps or --buffer-size, or raise the "
+                "limit (ulimit -v, or that of the container)."
             )
         error = error.__cause__
     return None
 
 
 LISTED = 20
-"""Names that an error lists."""
+"""Maximum number of names that an error lists."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> ShoalError:
-    """An error for a name that does not exist: with a name that resembles it, if there is one, or with a list."""
+    """The error for an unknown name. It suggests a similar name, or lists the known ones."""
     names, name = sorted(known), excerpt(name)
     near = difflib.get_close_matches(name, names, n=1)
     if near:

@@ -1,4 +1,4 @@
-"""Optional libraries: which extra of the package installs each, and the error where one is missing."""
+"""Optional libraries: the extra of the package that installs each, and the error for a missing one."""
 
 import importlib
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ def import_extra(module: str) -> Any:
 
 @contextmanager
 def needs_extras(name: str) -> Iterator[None]:
-    """Turn the error of a missing library into one sentence that says what needs it and how to install it."""
+    """Turn the error of a missing library into one sentence: `name` needs it, and how to install it."""
     try:
         yield
     except Exception as error:
@@ -38,7 +38,7 @@ def needs_extras(name: str) -> Iterator[None]:
 
 
 def missing_module(error: BaseException | None) -> str | None:
-    """The library whose absence an error reports, itself or through its cause (Gymnasium's DependencyNotInstalled)."""
+    """The missing library that an error or its cause names (the cause of Gymnasium's DependencyNotInstalled)."""
     while error is not None:
         if isinstance(error, ModuleNotFoundError) and error.name:
             return error.name.partition(".")[0]

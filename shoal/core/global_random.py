@@ -1,4 +1,4 @@
-"""The global random state of torch, NumPy and Python, which is the caller's."""
+"""Temporary seeding of the global random state of torch, NumPy and Python, which belongs to the caller."""
 
 import random
 from collections.abc import Iterator

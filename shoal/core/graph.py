@@ -1,4 +1,4 @@
-"""Record once, replay: a function without arguments becomes one CUDA graph after it has run a few times."""
+"""CUDA graphs: a function without arguments is recorded after two calls, then replayed."""
 
 import gc
 from collections.abc import Callable
@@ -6,10 +6,10 @@ from collections.abc import Callable
 import torch
 
 WARM_UP_CALLS = 2
-"""Calls that run eagerly first: they compile, load modules and allocate. They do their real work all the same."""
+"""Eager calls before the recording: they compile, load modules and allocate. Their results count."""
 
 recorder: Callable[[Callable[[], None]], Callable[[], None]] | None = None
-"""Wraps each function that a GPU would record, when its `Graphed` is made; set by bench/graph_guard.py alone."""
+"""Wraps each function that a GPU would record, when its `Graphed` is created. Only bench/graph_guard.py sets it."""
 
 
 def records(device: torch.device) -> bool:
@@ -18,16 +18,16 @@ def records(device: torch.device) -> bool:
 
 
 class Graphed:
-    """Calls `function`; on a GPU, replays it as one CUDA graph once warm. The numbers are the same either way."""
+    """Calls `function`; on a GPU, replays it as one CUDA graph once warm. Results are the same either way."""
 
     def __init__(
         self,
         function: Callable[[], None],
         device: torch.device,
         enabled: bool = True,
-        pool: tuple[int, int] | None = None,
+        pool: "torch.cuda._POOL_HANDLE | None" = None,
     ):
-        """Graphs that never run at the same time can share a `pool` of memory (torch.cuda.graph_pool_handle)."""
+        """Graphs that never run at the same time can share a memory `pool` (torch.cuda.graph_pool_handle)."""
         self.function = recorder(function) if recorder is not None and enabled else function
         self.device = device
         self.pool = pool
@@ -37,7 +37,7 @@ class Graphed:
 
     @property
     def warm(self) -> bool:
-        """Whether nothing is left to compile or to record: until then, no other thread may use the device."""
+        """Whether compilation and recording are over. Until then no other thread may use the device."""
         return self.calls > WARM_UP_CALLS
 
     def __call__(self) -> None:
@@ -59,8 +59,8 @@ class Graphed:
             torch.cuda.current_stream(self.device).wait_stream(side)
             return
         self.graph = torch.cuda.CUDAGraph()
-        # Something forgotten that holds device memory or a graph, found by the collector in the middle of a recording,
-        # would spoil it. (To collect first would take half a second per graph once torch has compiled.)
+        # A garbage collection during the recording could free device memory or a graph, which would spoil it.
+        # (A collection before the recording would take 0.5 s per graph once torch has compiled.)
         collecting = gc.isenabled()
         gc.disable()
         try:

@@ -1,8 +1,8 @@
-"""Compiled kernels on disk: checked by SHA-256 before they run, compiled again where the check fails.
+"""Compiled kernels on disk: their SHA-256 is checked before they run, and they are compiled again if the check fails.
 
-Warp trusts what its cache holds: a truncated file fails at every start, a flipped byte runs as machine code. Shoal
-therefore writes a checksum file beside each binary, and lets Warp compile in a private folder only. What was compiled
-there is moved into the cache, the checksums last, so that other processes never take half an entry for a whole one.
+Warp trusts its cache: a truncated file fails at every start, a flipped byte runs as machine code. Shoal therefore
+writes a checksum file beside each binary, and lets Warp compile only in a private folder. The compiled files are then
+moved into the cache, the checksums last, so that another process never loads an incomplete entry.
 """
 
 import hashlib
@@ -14,9 +14,10 @@ import warnings
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import warp as wp
+from warp._src import context as warp_context
 
 from shoal.core.errors import excerpt, temporary_folder
 from shoal.core.kernels import LOADING
@@ -26,13 +27,13 @@ CHECKSUMS = ".sha256"
 """Ending of the checksum file of a binary: JSON, file name -> SHA-256."""
 
 PARSE_ERROR = "Error while parsing function"
-"""What Warp writes before the name of a function that it cannot translate."""
+"""Start of Warp's message about a function that it cannot translate; the function's name follows."""
 
 
 def load_kernel(kernel: Any, device: str, block_dim: int) -> None:
-    """Load a kernel's module: from the cache if its checksums fit, else compiled.
+    """Load a kernel's module from the cache if its checksums match; compile it otherwise.
 
-    Damage in the cache is a warning, and the entry is replaced. An error of the compiler is raised unchanged.
+    A damaged entry is replaced with a warning. An error of the compiler is raised unchanged.
     """
     with LOADING:
         module, target = kernel.module, wp.get_device(device)
@@ -40,6 +41,7 @@ def load_kernel(kernel: Any, device: str, block_dim: int) -> None:
         loaded = module.execs.get((target.context, block_dim))
         if loaded is not None and loaded.module_hash == module.get_module_hash(block_dim):
             return
+        assert wp.config.kernel_cache_dir is not None  # set by wp.init
         entry = Path(wp.config.kernel_cache_dir) / module.get_module_identifier(block_dim)
         binary = module._get_compile_output_name(target, block_dim=block_dim)
         problem = find_damage(entry, binary)
@@ -55,7 +57,7 @@ def load_kernel(kernel: Any, device: str, block_dim: int) -> None:
 
 
 def find_damage(entry: Path, binary: str) -> str | None:
-    """What is wrong with a module's folder in the cache: None if nothing is, "" if it holds no checksums to compare."""
+    """The damage of a module's folder in the cache: None if intact, "" if there are no checksums to compare."""
     sums = entry / f"{binary}{CHECKSUMS}"
     try:
         if not os.path.lexists(sums):
@@ -74,14 +76,14 @@ def find_damage(entry: Path, binary: str) -> str | None:
 
 
 def _read(path: Path) -> bytes:
-    """The bytes of a regular file; a pipe or a device would never end."""
+    """The bytes of a regular file. Refuses pipes and devices, whose reading may never end."""
     if not path.is_file():
         raise FileNotFoundError(0, "it is not a file", str(path))
     return path.read_bytes()
 
 
 def _compile(module: Any, target: Any, block_dim: int, entry: Path, binary: str) -> None:
-    """Compile in a private folder of the cache and publish, or else in the temporary folder, with a warning."""
+    """Compile in a private folder of the cache and publish; in the temporary folder, with a warning, if that fails."""
     cache = entry.parent
     try:
         with TemporaryFolder("kernels", [cache, temporary_folder()]) as folder:
@@ -89,9 +91,9 @@ def _compile(module: Any, target: Any, block_dim: int, entry: Path, binary: str)
             if folder.parent == cache:
                 _publish(folder / entry.name, entry, binary)
                 return
-            problem = "no folder can be made there"
+            problem = "no folder can be created there"
     except Exception as error:  # Warp raises bare exceptions
-        if PARSE_ERROR in str(error):  # no other folder would change that
+        if PARSE_ERROR in str(error):  # it would fail in any folder
             raise
         problem = error.strerror if isinstance(error, OSError) else excerpt(error)
         module.mark_modified()  # Warp would raise the recorded error again
@@ -103,33 +105,34 @@ def _compile(module: Any, target: Any, block_dim: int, entry: Path, binary: str)
 
 @cache
 def _headers() -> TemporaryFolder:
-    """A folder for the headers that Warp's compiler prepares: unlike Warp's own, it is removed after kills too."""
+    """A folder for the headers that Warp's compiler prepares. Unlike Warp's own it is removed after a kill too."""
     return TemporaryFolder("headers")
 
 
-def _load_from(place: Path, module: Any, target: Any, block_dim: int) -> None:
-    """Load a module with another folder as Warp's cache."""
-    wp._src.context.runtime._pch_dirs[threading.get_ident()] = SimpleNamespace(name=str(_headers().path))
-    shared = wp.config.kernel_cache_dir
-    wp.config.kernel_cache_dir = str(place)
+def _load_from(folder: Path, module: Any, target: Any, block_dim: int) -> None:
+    """Load a module with `folder` as Warp's cache."""
+    headers = SimpleNamespace(name=str(_headers().path))  # Warp reads only the name
+    warp_context.runtime._pch_dirs[threading.get_ident()] = cast(Any, headers)
+    cache = wp.config.kernel_cache_dir
+    wp.config.kernel_cache_dir = str(folder)
     try:
         module.load(target, block_dim)
     finally:
-        wp.config.kernel_cache_dir = shared
+        wp.config.kernel_cache_dir = cache
 
 
-def _publish(made: Path, entry: Path, binary: str) -> None:
-    """Move a compiled module into the cache, over whatever is there; its checksums come last."""
+def _publish(compiled: Path, entry: Path, binary: str) -> None:
+    """Move a compiled module into the cache, replacing what is there; its checksums come last."""
     names = [binary, f"{entry.name}.meta"]
-    digests = {name: hashlib.sha256((made / name).read_bytes()).hexdigest() for name in names}
-    sums = made / f"{binary}{CHECKSUMS}"
+    digests = {name: hashlib.sha256((compiled / name).read_bytes()).hexdigest() for name in names}
+    sums = compiled / f"{binary}{CHECKSUMS}"
     sums.write_text(json.dumps(digests) + "\n")
     if not entry.is_dir():
         entry.unlink(missing_ok=True)
     entry.mkdir(exist_ok=True)
-    others = [path for path in made.iterdir() if path != sums]
+    others = [path for path in compiled.iterdir() if path != sums]
     for path in [*others, sums]:
-        place = entry / path.name
-        if place.is_dir() and not place.is_symlink():
-            shutil.rmtree(place)
-        os.replace(path, place)
+        target = entry / path.name
+        if target.is_dir() and not target.is_symlink():
+            shutil.rmtree(target)
+        os.replace(path, target)

@@ -1,11 +1,10 @@
-"""From an author's Warp functions to kernels: binding by parameter name, and fusing what can run together.
+"""Kernels generated around Warp functions: parameters are bound by name, consecutive calls are fused.
 
-An author writes `@wp.func` functions whose parameters name what they need: `env` (and `agent`) is the index, `rng` the
-random numbers of that env and step, every other name an array of the store or a field of the config. Shoal generates
-the kernels around them, one launch for all calls between two torch functions. On a GPU a thread owns an env of single
-agents; several agents share a few lanes of a warp, many a block of threads. These meet after each call, so that a call
-may read what the one before it wrote for other agents. On a CPU the same functions stand in plain counted loops over a
-slice of the envs, which the compiler vectorizes.
+Parameters of an author's `@wp.func` are found by name: `env` (and `agent`) is the index, `rng` the random numbers of
+that env and step, every other name an array of the store or a setting. All calls between two torch functions are one
+launch. On a GPU, one thread runs an env with single agents; up to 32 agents share some lanes of a warp, more agents
+share a block of threads. A barrier follows each call, so that a call may read what an earlier call wrote for other
+agents. On a CPU the functions run in plain counted loops over a slice of the envs, which the compiler vectorizes.
 """
 
 import linecache
@@ -24,25 +23,25 @@ from shoal.core.random import Random, random_at
 from shoal.core.store import Field
 
 ENVS_PER_BLOCK = 4096
-"""Envs that one task of a CPU launch covers: few enough that their arrays stay in the cache."""
+"""Envs per task of a CPU launch: few enough for their arrays to stay in the cache."""
 
 WARP = 32
-"""Threads of a GPU that run in step; up to so many agents share a warp, or a part of one."""
+"""Threads of a GPU warp. Up to this many agents share a warp or a part of one."""
 
 THREADS_PER_BLOCK = 128
-"""The most threads that share an env: with 1,000 agents 256 are as fast, 512 and 1,024 were slower."""
+"""Maximum threads per env. With 1,000 agents 256 threads are as fast; 512 and 1,024 are slower."""
 
 RNG_SOURCES = ("seed", "env_id", "episode", "step_count")
-"""The arrays that the parameter `rng` is made of."""
+"""Arrays that the parameter `rng` is built from."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """One function of a step, where it runs and when.
+    """One function of a step: where and when it runs.
 
-    `agents` > 0 runs it once per agent of an env; `when` names a flag array that must be set for the env.
-    `names` redirects parameters: {"observation": "final_observation"} makes a function write somewhere else.
-    Neighbors of the same `together` touch nothing of one another's: a GPU need not wait between them.
+    `agents` > 0 runs it once per agent of an env. `when` names a flag array that must be set for the env. `names`
+    redirects parameters: {"observation": "final_observation"} binds another array. Consecutive calls with the same
+    non-empty `together` access none of one another's data: a GPU needs no barrier between them.
     """
 
     function: Any
@@ -52,13 +51,13 @@ class Call:
     together: str = ""
 
     def parameters(self) -> dict[str, Any]:
-        """Parameter name -> Warp type, less the indices."""
+        """Parameter name -> Warp type, without the indices."""
         return {k: v for k, v in self.function.input_types.items() if k not in ("env", "agent")}
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One argument of a generated kernel: the array or setting it is bound to, and the type the author wrote."""
+    """One parameter of a generated kernel: the name of its array or setting, and the author's annotation."""
 
     source: str
     annotation: Any
@@ -70,14 +69,14 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Broadcast:
-    """An array that every row reads as a whole (a counter, a table): it is not sliced over the threads."""
+    """An array that every env reads as a whole (a counter, a table): it is not sliced over CPU threads."""
 
     tensor: torch.Tensor
 
 
 @dataclass(frozen=True)
 class Program:
-    """A generated kernel and what to launch it with, in order. On a GPU `threads` > 0 of them share an env."""
+    """A generated kernel and its parameters, in order. On a GPU, `threads` > 0 threads share an env."""
 
     kernel: Any
     parameters: tuple[Parameter, ...]
@@ -87,12 +86,12 @@ class Program:
 
 
 def is_array(annotation: Any) -> bool:
-    """Whether a parameter's type is an array, in either of Warp's spellings: wp.array[float], wp.array(dtype=float)."""
+    """Whether an annotation is an array, in either of Warp's spellings: wp.array[float], wp.array(dtype=float)."""
     return isinstance(annotation, (wp.array, type(wp.array[float])))
 
 
 def check_call(call: Call, provided: dict[str, Any], owner: str) -> None:
-    """Refuse, before anything runs, a parameter that nothing provides or whose type does not fit."""
+    """Refuse a parameter that nothing provides or whose type does not fit, before anything runs."""
     function = call.function
     if not isinstance(function, wp.Function):
         raise ShoalError(f"{owner}: {function!r} must be a Warp function; decorate it with @wp.func.")
@@ -120,39 +119,39 @@ def check_call(call: Call, provided: dict[str, Any], owner: str) -> None:
             raise ShoalError(f"{owner}.{function.key}: {name!r} is {value}, but it is annotated {annotation.__name__}.")
 
 
-def fit_shape(what: str, array: torch.Tensor | Broadcast, annotation: Any) -> torch.Tensor:
-    """The tensor with the number of dimensions that a parameter's type asks for.
+def fit_shape(label: str, array: torch.Tensor | Broadcast, annotation: Any) -> torch.Tensor:
+    """The tensor with the number of dimensions of a parameter's annotation. `label` starts an error message.
 
-    A group of one agent may be written without its agent dimension, and a trailing dimension may be a Warp vector.
+    For a group of one agent the annotation may omit the agent dimension. A trailing dimension may be a Warp vector.
     """
     tensor = array.tensor if isinstance(array, Broadcast) else array
     element = Field(annotation.dtype)
-    wanted = annotation.ndim + len(element.inner)
+    dimensions = annotation.ndim + len(element.inner)
     view = tensor
-    if tensor.ndim == wanted + 1 and tensor.shape[1] == 1 and tensor is array:
+    if tensor.ndim == dimensions + 1 and tensor.shape[1] == 1 and tensor is array:
         view = tensor.squeeze(1)
-    fits = view.ndim == wanted and tuple(view.shape[annotation.ndim :]) == element.inner
+    fits = view.ndim == dimensions and tuple(view.shape[annotation.ndim :]) == element.inner
     if not fits or element.torch_type != tensor.dtype:
         raise ShoalError(
-            f"{what} has shape {tuple(tensor.shape)} and type {tensor.dtype}, "
+            f"{label} has shape {tuple(tensor.shape)} and type {tensor.dtype}, "
             f"which does not fit its annotation ({annotation.ndim}-D array of {annotation.dtype.__name__})."
         )
     return view
 
 
 def build(name: str, calls: list[Call], on_cpu: bool) -> Program:
-    """The kernel for a list of calls that follow one another."""
-    most = max(call.agents for call in calls)
+    """The kernel for a list of consecutive calls."""
+    agents = max(call.agents for call in calls)
     if on_cpu:
-        return _generate(f"{name}_cpu", calls, _cpu_body, agents=most)
-    if len(calls) == 1 and most:
-        return _generate(f"{name}_each", calls, _each_body, threads=most)
-    if most <= 1:
+        return _generate(f"{name}_cpu", calls, _cpu_body, agents=agents)
+    if len(calls) == 1 and agents:
+        return _generate(f"{name}_each", calls, _each_body, threads=agents)
+    if agents <= 1:
         return _generate(f"{name}_thread", calls, _thread_body)
-    if most <= WARP:
-        lanes = 1 << (most - 1).bit_length()
+    if agents <= WARP:
+        lanes = 1 << (agents - 1).bit_length()
         return _generate(f"{name}_lanes", calls, partial(_shared_body, lanes, f"sync_lanes({lanes})"), threads=lanes)
-    block = min(THREADS_PER_BLOCK, -(-most // WARP) * WARP)
+    block = min(THREADS_PER_BLOCK, -(-agents // WARP) * WARP)
     body = partial(_shared_body, block, "meet_block()")
     return _generate(f"{name}_block", calls, body, threads=block, block=block)
 
@@ -186,11 +185,11 @@ def _array_key(annotation: Any) -> str:
 _KERNELS: dict[tuple, Any] = {}
 
 LOADING = threading.RLock()
-"""Held while Warp makes, compiles or loads a kernel: it can do so for one thread at a time."""
+"""Held while Warp creates, compiles or loads a kernel, which only one thread may do at a time."""
 
 
 def _compile(name: str, source: str, names: dict[str, Any]) -> Any:
-    """A Warp kernel from generated source; the same source over the same functions is the same kernel."""
+    """A Warp kernel from generated source, cached by the source and the functions it calls."""
     key = (source, *(id(value) for value in names.values() if isinstance(value, wp.Function)))
     with LOADING:
         if key not in _KERNELS:
@@ -217,7 +216,8 @@ def _make_kernel(name: str, source: str, names: dict[str, Any]) -> Any:
 
 def _call_text(index: int, call: Call, argument: Callable[[str, Any], str]) -> str:
     arguments = []
-    for name, annotation in call.function.input_types.items():
+    inputs: dict[str, Any] = call.function.input_types
+    for name, annotation in inputs.items():
         if name in ("env", "agent"):
             arguments.append(name)
         elif name == "rng":
@@ -239,7 +239,7 @@ __syncthreads();
 #endif
 """)
 def meet_block():
-    """All threads of a block meet; what they have written is seen by each other."""
+    """Barrier of all threads of a block; earlier writes are visible to all of them."""
     ...
 
 
@@ -250,12 +250,12 @@ __syncwarp((lanes >= 32 ? 0xffffffffu : (1u << lanes) - 1u) << first);
 #endif
 """)
 def sync_lanes(lanes: int):
-    """The lanes of a warp that share an env meet."""
+    """Barrier of the lanes of a warp that share an env."""
     ...
 
 
 def _each_body(calls: list[Call], argument: Callable[[str, Any], str]) -> list[str]:
-    """One thread per agent, for a call that stands alone."""
+    """One thread per agent, for a single call."""
     lines = ["env, agent = wp.tid()"]
     if calls[0].when:
         lines.append(_guard(calls[0].when, argument))
@@ -263,7 +263,7 @@ def _each_body(calls: list[Call], argument: Callable[[str, Any], str]) -> list[s
 
 
 def _thread_body(calls: list[Call], argument: Callable[[str, Any], str]) -> list[str]:
-    """One thread per env: it goes through the agents by itself."""
+    """One thread per env, which loops over the agents."""
     lines = ["env = wp.tid()"]
     for when, run in groupby(enumerate(calls), key=lambda item: item[1].when):
         pad = ""
@@ -275,15 +275,15 @@ def _thread_body(calls: list[Call], argument: Callable[[str, Any], str]) -> list
     return lines
 
 
-def _shared_body(threads: int, meet: str, calls: list[Call], argument: Callable[[str, Any], str]) -> list[str]:
-    """Several threads per env: the first one runs what is per env, all of them share what is per agent."""
+def _shared_body(threads: int, barrier: str, calls: list[Call], argument: Callable[[str, Any], str]) -> list[str]:
+    """Several threads per env: the first runs the calls per env; the calls per agent are spread over all."""
     lines = ["env, lane = wp.tid()"]
     for when, run in groupby(enumerate(calls), key=lambda item: item[1].when):
         pad = ""
         if when:
             lines.append(_guard(when, argument))
             pad = "    "
-        for key, part in groupby(run, key=_meeting):
+        for key, part in groupby(run, key=_barrier_key):
             if key == "env":
                 lines.append(f"{pad}if lane == 0:")
                 lines += [f"{pad}    {_call_text(i, call, argument)}" for i, call in part]
@@ -291,18 +291,18 @@ def _shared_body(threads: int, meet: str, calls: list[Call], argument: Callable[
                 for i, call in part:
                     lines += [f"{pad}agent = int(lane)", f"{pad}while agent < {call.agents}:"]
                     lines += [f"{pad}    {_call_text(i, call, argument)}", f"{pad}    agent += {threads}"]
-            lines.append(f"{pad}{meet}")
+            lines.append(f"{pad}{barrier}")
     return lines
 
 
-def _meeting(item: tuple[int, Call]) -> Any:
-    """Neighboring calls of the same key run without waiting for one another."""
+def _barrier_key(item: tuple[int, Call]) -> Any:
+    """Consecutive calls with the same key run without a barrier between them."""
     index, call = item
     return "env" if not call.agents else call.together or index
 
 
 def _over_agents(pad: str, agents: int, body: list[str]) -> list[str]:
-    """The body, once or (per agent) in a loop over the agents."""
+    """The body: once, or per agent in a loop."""
     if not agents:
         return [pad + line for line in body]
     head = [f"{pad}agent = int(0)", f"{pad}while agent < {agents}:"]
@@ -317,7 +317,7 @@ def _cpu_body(calls: list[Call], argument: Callable[[str, Any], str]) -> list[st
     lines.append("    return")
     for (when, agents), run in groupby(enumerate(calls), key=lambda item: (item[1].when, item[1].agents)):
         calls_here = list(run)
-        # Each per-agent call has a loop of its own: it may read what the call before it wrote for other agents.
+        # Each per-agent call has a separate loop: it may read what the previous call wrote for other agents.
         for part in [[c] for c in calls_here] if agents else [calls_here]:
             if when:
                 lines += _flagged_loop(argument(when, wp.array(dtype=wp.bool)))
@@ -331,7 +331,7 @@ def _cpu_body(calls: list[Call], argument: Callable[[str, Any], str]) -> list[st
 
 
 def _flagged_loop(flag: str) -> list[str]:
-    """The head of a loop over the few envs whose flag is set, looking at eight flags at a time."""
+    """The head of a loop over the few envs whose flag is set. It tests eight flags at a time."""
     eight = " or ".join(f"{flag}[group + {i}]" for i in range(8))
     return [
         "group = int(first)",

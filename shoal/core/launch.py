@@ -1,4 +1,4 @@
-"""Launching: recorded once with all arguments, replayed cheaply, on torch's stream or over the CPU's threads."""
+"""Launches, recorded once with all arguments and replayed cheaply on torch's stream or over CPU threads."""
 
 import contextlib
 import ctypes
@@ -24,19 +24,19 @@ from shoal.core.temporary import TemporaryFolder
 from shoal.core.user_code import LONGEST
 
 ENVS_PER_THREAD = 4096
-"""Below this many envs of one agent a second CPU thread costs more than it brings."""
+"""Single-agent envs per CPU thread below which another thread costs more than it gains."""
 
 SLICES_PER_THREAD = 8
-"""Slices of the envs that a CPU thread takes one after the other: few enough envs to stay in its cache over several
-steps, and whoever is held up takes fewer of them."""
+"""Slices of the envs per CPU thread. A small slice stays in the cache over several steps, and a delayed thread takes
+fewer slices."""
 
 AGENT_WEIGHT = 16
-"""How many such envs an agent of a larger env stands for: its functions look at others."""
+"""Work of one agent of a multi-agent env, in single-agent envs: its functions loop over other agents."""
 
 
 @cache
 def init_warp() -> None:
-    """Start Warp quietly, with a place for compiled kernels that can be written to; safe to call more than once."""
+    """Initialize Warp quietly, with a writable kernel cache. Safe to call more than once."""
     wp.config.log_level = wp.LOG_ERROR
     open_descriptors()
     with contextlib.nullcontext() if torch.cuda.is_available() else _silenced():
@@ -54,7 +54,7 @@ def init_warp() -> None:
 
 @contextlib.contextmanager
 def _silenced() -> Iterator[None]:
-    """Without a GPU Warp's native library warns of the missing driver; Shoal says which device it uses anyway."""
+    """Discard stderr: without a GPU Warp's native library warns of the missing driver, which is no problem."""
     saved, silent = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(silent, 2)
@@ -71,12 +71,12 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def cpu_threads() -> int:
-    """Threads that the envs are spread over: the cores this process may use."""
+    """Number of CPU threads for the envs: the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
 def rest_until_done(device: torch.device) -> None:
-    """Wait for all that the current stream of a GPU has to do, asleep: this thread's core is free for others."""
+    """Wait for the current stream of a GPU without spinning, so that the core is free for other threads."""
     done = torch.cuda.Event(blocking=True)
     done.record(torch.cuda.current_stream(device))
     done.synchronize()
@@ -88,17 +88,17 @@ def _warp_stream(handle: int, index: int) -> Any:
 
 
 def torch_stream(device: torch.device) -> Any:
-    """Torch's current stream as a Warp stream, so that a CUDA graph of torch records Warp's launches too."""
+    """Torch's current stream as a Warp stream, so that torch's CUDA graphs record Warp's launches too."""
     stream = torch.cuda.current_stream(device)
     return _warp_stream(stream.cuda_stream, stream.device.index)
 
 
 Shares = list[list["CpuLaunch"]]
-"""Recorded launches, one list per slice of the envs; they touch its envs only."""
+"""Recorded launches, one list per slice of the envs."""
 
 
 class Plan:
-    """Kernels (and torch functions between them) with all arguments bound: calling it advances the arrays in place."""
+    """Kernels, and torch functions between them, with all arguments bound. A call runs them on the arrays in place."""
 
     def __init__(self, device: torch.device, num_envs: int):
         self.device = device
@@ -107,19 +107,19 @@ class Plan:
 
     @classmethod
     def joined(cls, plans: "list[Plan]") -> "Plan":
-        """Several plans over the same envs as one: between them, CPU threads need not wait for one another."""
-        whole = cls(plans[0].device, plans[0].num_envs)
+        """Several plans over the same envs as one. CPU threads do not wait for one another between them."""
+        joined = cls(plans[0].device, plans[0].num_envs)
         for plan in plans:
             for step in plan.steps:
-                last = whole.steps[-1] if whole.steps else None
+                last = joined.steps[-1] if joined.steps else None
                 if isinstance(step, list) and isinstance(last, list) and len(step) == len(last):
-                    whole.steps[-1] = [mine + more for mine, more in zip(last, step, strict=True)]
+                    joined.steps[-1] = [mine + more for mine, more in zip(last, step, strict=True)]
                 else:
-                    whole.steps.append(step)
-        return whole
+                    joined.steps.append(step)
+        return joined
 
     def add_function(self, function: Callable[[], None]) -> None:
-        """Append work done with torch on the whole batch."""
+        """Append a torch function of the whole batch."""
         self.steps.append(function)
 
     def add_program(self, program: Program, arguments: dict[str, Any]) -> None:
@@ -160,18 +160,19 @@ class Plan:
         self.steps.append(shares)
 
     def add_kernel(self, kernel: Any, count: int, inputs: list[Any], unit: int, block: int) -> None:
-        """Append a kernel of one's own, `count` threads of it; its first parameter is the number of the first of them.
+        """Append a kernel with `count` threads. Its first parameter is the index of the launch's first thread.
 
-        A CPU's threads share them out in whole multiples of `unit`.
+        On a CPU the range is split over the CPU's threads, in multiples of `unit`.
         """
         units = -(-count // unit)
         threads = 1 if self.device.type == "cuda" or wp.config.mode == "debug" else min(cpu_threads(), units)
         bounds = [min(count, units * i // threads * unit) for i in range(threads + 1)]
-        options = dict(device=str(self.device), record_cmd=True, block_dim=block)
+        device = str(self.device)
         with LOADING:
-            load_kernel(kernel, str(self.device), block)
+            load_kernel(kernel, device, block)
             commands: list[Any] = [
-                wp.launch(kernel, stop - start, [start, *inputs], **options) for start, stop in pairwise(bounds)
+                wp.launch(kernel, stop - start, [start, *inputs], device=device, record_cmd=True, block_dim=block)
+                for start, stop in pairwise(bounds)
             ]
         if self.device.type == "cuda":
             self.steps.append(lambda: commands[0].launch(torch_stream(self.device)))
@@ -187,7 +188,7 @@ class Plan:
 
 
 def _record(program: Program, dim: Any, inputs: list[Any], device: str) -> Any:
-    """A launch with its arguments, to be replayed. Here Warp compiles; what it dislikes is an author's mistake."""
+    """A recorded launch with its arguments. Warp compiles here; what it refuses is an error of the world's author."""
     try:
         with LOADING:
             load_kernel(program.kernel, device, program.block)
@@ -197,19 +198,19 @@ def _record(program: Program, dim: Any, inputs: list[Any], device: str) -> Any:
     except Exception as error:
         # Warp names each function from the generated kernel down to the author's line; only the last part is shown.
         reason = str(error).rpartition(PARSE_ERROR)[2] or repr(error)
-        told = " ".join(reason.replace(";", " ").split())
-        raise ShoalError(f"A function of the world does not compile: {excerpt(told, LONGEST)}") from error
+        line = " ".join(reason.replace(";", " ").split())
+        raise ShoalError(f"A function of the world does not compile: {excerpt(line, LONGEST)}") from error
 
 
 class CpuLaunch:
-    """A recorded launch on the CPU, its arguments put together once: Warp does so every time, in 16 us against 1."""
+    """A recorded CPU launch with its arguments packed once: 1 us per launch. Warp packs at every launch: 16 us."""
 
     def __init__(self, command: Any):
         bounds, *arguments = command.params
         layout = type(
             "Arguments", (ctypes.Structure,), {"_fields_": [(f"a{i}", type(a)) for i, a in enumerate(arguments)]}
         )
-        self._command = command  # whose arrays must live on
+        self._command = command  # keeps the arrays alive
         self._forward = command.hooks.forward
         self._bounds, self._arguments = ctypes.byref(bounds), ctypes.byref(layout(*arguments))
 
@@ -223,30 +224,30 @@ def _run_share(launches: list[CpuLaunch]) -> None:
 
 
 def _run_shares(shares: Shares) -> None:
-    """All of them, by as many threads as there are cores; each takes the next share when it is done with one."""
+    """Run all slices on one thread per core; each thread takes the next slice when it has finished one."""
     if len(shares) == 1:
         _run_share(shares[0])
         return
-    left = deque(shares)
-    waiting = [_threads().submit(_work_through, left) for _ in range(min(len(shares), cpu_threads()) - 1)]
-    _work_through(left)
+    remaining = deque(shares)
+    waiting = [_threads().submit(_run_remaining, remaining) for _ in range(min(len(shares), cpu_threads()) - 1)]
+    _run_remaining(remaining)
     for task in waiting:
         task.result()
 
 
-def _work_through(left: deque[list[CpuLaunch]]) -> None:
+def _run_remaining(remaining: deque[list[CpuLaunch]]) -> None:
     while True:
         try:
-            share = left.popleft()
-        except IndexError:  # nothing is left
+            share = remaining.popleft()
+        except IndexError:
             return
         _run_share(share)
 
 
 def bind(name: str, function: Any, device: torch.device, rows: int, arguments: dict[str, Any], agents: int = 0) -> Plan:
-    """A plan that runs one Warp function for every row (and `agent`); its first parameter `env` is the row.
+    """A plan that runs one Warp function for each row (and `agent`); its first parameter `env` is the row.
 
-    On a CPU `env` counts within the thread's slice: a function that needs the number of the row reads it from an array.
+    On a CPU `env` counts within the thread's slice. A function that needs the row's index reads it from an array.
     """
     init_warp()
     plan = Plan(device, rows)

@@ -1,4 +1,4 @@
-"""Which process of a run this is, as torchrun, SLURM or Shoal itself say in the environment."""
+"""Rank and world size of this process, from the environment variables of torchrun, SLURM or Shoal."""
 
 import os
 import re
@@ -8,32 +8,32 @@ from dataclasses import dataclass
 from shoal.core.errors import ShoalError
 
 STORE = "SHOAL_STORE"
-"""Environment variable: the file by which processes that Shoal has started find one another."""
+"""Environment variable: the file of the store through which processes that Shoal starts find one another."""
 
 FIRST_PORT, PORTS = 15_000, 20_000
-"""Where the processes of a SLURM job meet, by the job's number."""
+"""Rendezvous ports of SLURM jobs; the job id selects one."""
 
 
 @dataclass(frozen=True)
 class LaunchInfo:
-    """Which process this is, as the launcher says."""
+    """This process as its launcher describes it."""
 
     rank: int
     size: int
     local_rank: int
-    """Which one of this machine."""
+    """Rank among the processes on this machine."""
     local_size: int
     launch: str
-    """What names this launch: the same after a restart."""
+    """Identifier of this launch, the same after a restart."""
     restarts: int
-    """How often all processes have been started again."""
+    """Number of restarts of all processes."""
     bound: bool
-    """Whether the launcher has seen to which cores are whose."""
+    """Whether the launcher assigns cores to processes."""
     store: str | None = None
-    """The file by which the processes find one another, where Shoal has started them."""
+    """File of the rendezvous store, if Shoal started the processes."""
 
     def export(self) -> None:
-        """Put what torch wants to know into the environment, where the launcher has not done so."""
+        """Set the environment variables that torch.distributed reads; the rendezvous address only if it is missing."""
         known = dict(RANK=self.rank, WORLD_SIZE=self.size, LOCAL_RANK=self.local_rank, LOCAL_WORLD_SIZE=self.local_size)
         for name, value in known.items():
             os.environ[name] = str(value)
@@ -44,7 +44,7 @@ class LaunchInfo:
 
 
 def find_launch_info() -> LaunchInfo | None:
-    """Where torchrun or SLURM has put this process; None if neither has started it."""
+    """What torchrun, SLURM or Shoal set for this process; None without a launcher."""
     env = os.environ
     if "RANK" in env and "WORLD_SIZE" in env:
         if not (
@@ -52,11 +52,11 @@ def find_launch_info() -> LaunchInfo | None:
         ):
             raise ShoalError(
                 f"RANK must be a number below WORLD_SIZE, got {env['RANK']!r} and {env['WORLD_SIZE']!r}; unset both to "
-                "train alone."
+                "train in one process."
             )
         rank, size = int(env["RANK"]), int(env["WORLD_SIZE"])
         launch = env.get("TORCHELASTIC_RUN_ID", "none")
-        if launch == "none":  # torchrun's default; its process stays the same through restarts
+        if launch == "none":  # torchrun's default; the parent process stays the same over restarts
             launch = f"{socket.gethostname()}:{os.getppid()}"
         restarts = int(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
         local = int(env.get("LOCAL_RANK", "0")), int(env.get("LOCAL_WORLD_SIZE", "1"))
@@ -72,12 +72,12 @@ def find_launch_info() -> LaunchInfo | None:
 
 
 def first_host(nodes: str) -> str:
-    """The first name of a list as SLURM writes it: gpu[003-006,9] begins with gpu003."""
+    """The first host of a SLURM node list: gpu003 of gpu[003-006,9]."""
     found = re.match(r"([^,\[]+)(?:\[([^\],-]+))?", nodes)
     return "localhost" if found is None else found[1] + (found[2] or "")
 
 
 def is_follower() -> bool:
-    """Whether this process leaves talking to another one."""
+    """Whether this process is not the leader (rank > 0): only the leader prints."""
     place = find_launch_info()
     return place is not None and place.rank > 0

@@ -11,11 +11,11 @@ from shoal.core.launch import cpu_threads
 
 
 def pick_device(name: str, flag: str = "--device") -> str:
-    """The device that a flag means, or one sentence why there is none."""
+    """Check the value of a device flag and return it, with `auto` resolved."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name == "gpu":
-        raise ShoalError(f"{flag} gpu: a GPU is called cuda here.")
+        raise ShoalError(f"{flag} gpu: a GPU is called cuda; use {flag} cuda.")
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -31,7 +31,7 @@ def pick_device(name: str, flag: str = "--device") -> str:
 
 
 def device_name(device: str) -> str:
-    """The name of a GPU, or the number of cores."""
+    """The name of a GPU, or the number of CPU cores."""
     if device.startswith("cuda"):
         return torch.cuda.get_device_name(device)
     return f"{cpu_threads()} CPU core(s)"

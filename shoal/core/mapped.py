@@ -1,4 +1,4 @@
-"""Memory of the host that a GPU reads and writes as if it were its own."""
+"""Page-locked host memory that a GPU reads and writes directly."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import torch
 
 
 class _Bytes:
-    """Page-locked bytes of the host under the address by which a GPU knows them, as CUDA's array interface has it."""
+    """Page-locked host bytes with CUDA's array interface, under the GPU's address."""
 
     def __init__(self, count: int):
         self.memory = torch.zeros(count, dtype=torch.uint8, pin_memory=True)
@@ -16,9 +16,9 @@ class _Bytes:
 
 
 def mapped(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros that torch and Warp take for a tensor of the GPU, in the host's memory: each access crosses the bus.
+    """Zeros in host memory that torch and Warp treat as a tensor of the GPU. Each access crosses the bus.
 
-    For what is large and read in pieces, as observations of a replay are.
+    For large tensors that are read in pieces, such as the observations of a replay buffer.
     """
     count = torch.empty(shape, dtype=dtype, device="meta").nbytes
     return torch.as_tensor(_Bytes(count), device=device).view(dtype).view(shape)

@@ -1,4 +1,6 @@
-"""Noise that networks draw actions from: standard normal or uniform numbers, keyed by seed, env and rollout."""
+"""Noise for sampling actions: standard normal or uniform numbers, keyed by seed, env and rollout."""
+
+from typing import no_type_check
 
 import torch
 import warp as wp
@@ -11,17 +13,19 @@ STREAM = wp.constant(wp.uint32(ACTION_STREAM))
 
 
 @wp.func
+@no_type_check
 def noise_words(env: int, part: int, block: int, seed: int, env_id: wp.array[int], counter: wp.array[int]):
     """Four random words, keyed by (seed, env, rollout, block of steps, part of the actions)."""
-    place = vec4u(wp.uint32(env_id[env]), wp.uint32(counter[0]), wp.uint32(block), STREAM + wp.uint32(part))
-    return philox(place, wp.uint64(seed))
+    position = vec4u(wp.uint32(env_id[env]), wp.uint32(counter[0]), wp.uint32(block), STREAM + wp.uint32(part))
+    return philox(position, wp.uint64(seed))
 
 
 @wp.func
+@no_type_check
 def uniform_noise(
     env: int, agent: int, seed: int, env_id: wp.array[int], counter: wp.array[int], noise: wp.array3d[float]
 ):
-    """Numbers in [0, 1) for every step of a rollout, four from each draw."""
+    """Uniform numbers in [0, 1) for every step of a rollout, four per draw."""
     for block in range((noise.shape[1] + 3) // 4):
         words = noise_words(env, agent, block, seed, env_id, counter)
         for k in range(4):
@@ -31,10 +35,11 @@ def uniform_noise(
 
 
 @wp.func
+@no_type_check
 def normal_noise(
     env: int, agent: int, seed: int, env_id: wp.array[int], counter: wp.array[int], noise: wp.array3d[float]
 ):
-    """The same for standard normal numbers, two from each draw."""
+    """Standard normal numbers for every step of a rollout, two per draw."""
     for block in range((noise.shape[1] + 1) // 2):
         words = noise_words(env, agent, block, seed, env_id, counter)
         for k in range(2):
@@ -44,7 +49,7 @@ def normal_noise(
 
 
 def noise_plan(noise: torch.Tensor, gaussian: bool, seed: int, env_id: torch.Tensor, counter: torch.Tensor) -> Plan:
-    """Fills `noise` [T, N, parts] for the rollout that `counter` [1] numbers."""
+    """A plan that fills `noise` [T, N, parts]; `counter` [1] is the index of the rollout."""
     function = normal_noise if gaussian else uniform_noise
     arguments = dict(seed=seed, env_id=env_id, counter=Broadcast(counter), noise=noise.transpose(0, 1))
     return bind("noise", function, noise.device, noise.shape[1], arguments, agents=noise.shape[2])

@@ -5,6 +5,8 @@ Nothing is stored and nothing depends on the batch: env 7 draws the same numbers
 Reference: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
 """
 
+from typing import no_type_check
+
 import warp as wp
 
 vec4u = wp.types.vector(length=4, dtype=wp.uint32)
@@ -15,12 +17,12 @@ WEYL_A = wp.constant(wp.uint32(0x9E3779B9))
 WEYL_B = wp.constant(wp.uint32(0xBB67AE85))
 
 ACTION_STREAM = 1 << 30
-"""First stream of the noise that policies sample with; worlds use streams below it."""
+"""First stream of the noise for sampling actions; worlds use lower streams."""
 
 
 @wp.struct
 class Random:
-    """Where in the random sequence an env stands. Give each draw of one kernel call its own stream number."""
+    """Position of an env in its random sequence. Give each draw of a kernel call a different stream number."""
 
     seed: wp.uint64
     env: wp.uint32
@@ -29,8 +31,9 @@ class Random:
 
 
 @wp.func
+@no_type_check
 def random_at(seed: wp.uint64, env: int, episode: int, step: int):
-    """The place of an env in its random sequence."""
+    """The position of an env in its random sequence."""
     r = Random()
     r.seed = seed
     r.env = wp.uint32(env)
@@ -40,6 +43,7 @@ def random_at(seed: wp.uint64, env: int, episode: int, step: int):
 
 
 @wp.func
+@no_type_check
 def philox(counter: vec4u, seed: wp.uint64):
     """Ten rounds of Philox 4x32: four random 32-bit words for one 128-bit counter and one 64-bit key."""
     c0 = counter[0]
@@ -61,24 +65,28 @@ def philox(counter: vec4u, seed: wp.uint64):
 
 
 @wp.func
+@no_type_check
 def random_words(rng: Random, stream: int):
     """Four random words."""
     return philox(vec4u(rng.env, rng.episode, rng.step, wp.uint32(stream)), rng.seed)
 
 
 @wp.func
+@no_type_check
 def unit_float(word: wp.uint32):
     """A float in [0, 1) from the top 24 bits of a word."""
     return float(word >> wp.uint32(8)) * 5.9604644775390625e-8
 
 
 @wp.func
+@no_type_check
 def unit_normal(a: wp.uint32, b: wp.uint32):
     """A standard normal number from two words (Box-Muller)."""
     return wp.sqrt(-2.0 * wp.log(1.0 - unit_float(a))) * wp.cos(6.283185307179586 * unit_float(b))
 
 
 @wp.func
+@no_type_check
 def uniform(rng: Random, stream: int, low: float, high: float):
     """A float in [low, high)."""
     words = random_words(rng, stream)
@@ -86,8 +94,9 @@ def uniform(rng: Random, stream: int, low: float, high: float):
 
 
 @wp.func
+@no_type_check
 def uniform4(rng: Random, stream: int, low: float, high: float):
-    """Four floats in [low, high) for the price of one draw."""
+    """Four floats in [low, high) from one draw."""
     words = random_words(rng, stream)
     scale = high - low
     return wp.vec4(
@@ -99,6 +108,7 @@ def uniform4(rng: Random, stream: int, low: float, high: float):
 
 
 @wp.func
+@no_type_check
 def normal(rng: Random, stream: int):
     """A standard normal float."""
     words = random_words(rng, stream)
@@ -106,12 +116,14 @@ def normal(rng: Random, stream: int):
 
 
 @wp.func
+@no_type_check
 def below(word: wp.uint32, n: int) -> int:
     """An integer in [0, n) from a random word."""
     return int((wp.uint64(word) * wp.uint64(n)) >> wp.uint64(32))
 
 
 @wp.func
+@no_type_check
 def integer(rng: Random, stream: int, n: int):
     """An integer in [0, n)."""
     words = random_words(rng, stream)
@@ -119,6 +131,7 @@ def integer(rng: Random, stream: int, n: int):
 
 
 @wp.kernel(enable_backward=False, module="unique", module_options={"fuse_fp": False})
+@no_type_check
 def draw_kernel(
     seed: wp.array[wp.uint64],
     env_id: wp.array[int],
@@ -130,7 +143,7 @@ def draw_kernel(
     high: float,
     out: wp.array2d[float],
 ):
-    """For worlds written with torch: one number per element of a tensor [env, i], stream by stream."""
+    """For worlds written with torch: one number per element of a tensor [env, i]; element i uses `stream` + i."""
     env, i = wp.tid()
     rng = random_at(seed[env], env_id[env], episode[env], step_count[env])
     if gaussian:

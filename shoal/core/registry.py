@@ -1,4 +1,4 @@
-"""Names of worlds, and where each is: listing them needs neither torch nor Warp."""
+"""Names of the bundled worlds and their modules. Listing them imports neither torch nor Warp."""
 
 from shoal.core.errors import ShoalError, excerpt, unknown
 
@@ -22,8 +22,7 @@ WORLDS: dict[str, tuple[str, str, str]] = {
 """Name -> module, class, one line."""
 
 KERNEL_WORLDS = sorted(name for name, (module, _, _) in WORLDS.items() if module.startswith("shoal.worlds."))
-"""Those of them that need no scenes."""
-
+"""Bundled worlds that need no scenes."""
 
 HOST_KINDS = {
     "gym": "any environment of Gymnasium: gym:LunarLander-v3",
@@ -31,18 +30,18 @@ HOST_KINDS = {
     "zoo": "parallel environments of PettingZoo: zoo:sisl.pursuit_v5",
     "envpool": "EnvPool's environments: envpool:Pong-v5",
 }
-"""What stands before the colon of environments that live on the host."""
+"""Prefix of a name -> the environments, which run on the CPU."""
 
 
 def kind_of_world(name: str) -> str:
-    """What a world's name means, found without importing anything: bundled, file, or one of HOST_KINDS."""
+    """The kind of a world's name: `bundled`, `file`, or one of HOST_KINDS. Nothing is imported."""
     kind, colon, _ = name.partition(":")
     if colon and kind in HOST_KINDS:
         return kind
     if name.rpartition(":")[0].endswith(".py"):
         return "file"
     if name.endswith(".py"):
-        raise ShoalError(f"{excerpt(name)} may hold many things; say which one is the world: FILE.py:NAME.")
+        raise ShoalError(f"{excerpt(name)} does not say which world of the file is meant; write FILE.py:NAME.")
     if name in WORLDS:
         return "bundled"
     if colon:

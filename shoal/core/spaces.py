@@ -1,6 +1,7 @@
-"""What an agent sees and does: Discrete, MultiDiscrete, Box and Mixed, with the tensors that hold them."""
+"""Spaces of observations and actions: Discrete, MultiDiscrete, Box and Mixed; checks of tensors against them."""
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Union
 
@@ -9,11 +10,10 @@ import torch
 from shoal.core.errors import ShoalError, unknown
 
 KINDS = ("plain", "depth", "color", "choice")
-"""What a part of an observation can be."""
-
+"""Kinds of the parts of an observation."""
 
 MAX_CHOICES = 2**20
-"""Most choices of an action: a policy has a logit for each."""
+"""Maximum number of choices of an action: a policy has a logit for each."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Discrete:
 
     n: int
     odds: tuple[float, ...] = ()
-    """How likely a new policy, or one that explores, makes each choice, compared with the others (none: all alike). Low
-    for what ends an episode: with few choices, chance would end it before anything is learned."""
+    """Relative probabilities of the choices under a new policy and in random exploration (empty: equal). Use low odds
+    for a choice that ends the episode: with few choices, chance would end it before anything is learned."""
 
     def __post_init__(self):
         object.__setattr__(self, "odds", tuple(float(x) for x in self.odds))
@@ -65,33 +65,52 @@ class MultiDiscrete:
         return torch.int32
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Box:
-    """Real numbers of a given shape, each between `low` and `high` (one bound for all of them)."""
+    """Real numbers of a given shape, each between `low` and `high` (the same bounds for all)."""
 
     shape: tuple[int, ...]
     low: float = -math.inf
     high: float = math.inf
     dtype: torch.dtype = torch.float32
     parts: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    """Names and shapes of the parts of a flat vector, in order (none: it is one thing).
+    """Names and shapes of the parts of a flat vector, in order (empty: one part).
 
-    Images among them hold 0 to 255, unless `kinds` says otherwise. Parts of one name and shape are frames of the same
-    thing, the newest last.
+    Images among them hold values from 0 to 255, unless `kinds` says otherwise. Parts with the same name and shape are
+    frames of one image, the newest last.
     """
     kinds: tuple[tuple[str, str], ...] = ()
-    """What parts are, by name (or as a dict), where a network should know more than the shape.
+    """Kinds of parts, by name, where a network needs more than the shape.
 
-    `depth` is an image of one channel that holds distances [m], `color` an image that holds 0 to 1, `choice` a one-hot
+    `depth` is an image of one channel with distances [m], `color` an image with values from 0 to 1, `choice` a one-hot
     vector.
     """
 
-    def __post_init__(self):
-        shape = (self.shape,) if isinstance(self.shape, int) else tuple(self.shape)
-        object.__setattr__(self, "shape", shape)
-        object.__setattr__(self, "parts", tuple((str(name), tuple(sizes)) for name, sizes in self.parts))
-        kinds = self.kinds.items() if isinstance(self.kinds, dict) else self.kinds
-        object.__setattr__(self, "kinds", tuple((str(name), str(kind)) for name, kind in kinds))
+    def __init__(
+        self,
+        shape: int | Sequence[int],
+        low: float = -math.inf,
+        high: float = math.inf,
+        dtype: torch.dtype = torch.float32,
+        parts: Iterable[tuple[str, Sequence[int]]] = (),
+        kinds: Mapping[str, str] | Iterable[tuple[str, str]] = (),
+    ):
+        """An int `shape` is a vector."""
+        pairs = kinds.items() if isinstance(kinds, Mapping) else kinds
+        values = dict(
+            shape=(shape,) if isinstance(shape, int) else tuple(shape),
+            low=low,
+            high=high,
+            dtype=dtype,
+            parts=tuple((str(name), tuple(sizes)) for name, sizes in parts),
+            kinds=tuple((str(name), str(kind)) for name, kind in pairs),
+        )
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        self._check()
+
+    def _check(self) -> None:
+        shape = self.shape
         if not shape or min(shape) < 1:
             raise ShoalError(f"Box needs a shape of positive sizes, got {shape}.")
         if not self.low < self.high:
@@ -107,8 +126,8 @@ class Box:
                 raise unknown(f"kind of part {name!r} of a Box:", kind, KINDS)
             if kind == "depth" and (len(shapes[name]) != 3 or 1 not in shapes[name][::2]):
                 raise ShoalError(
-                    f"Part {name!r} of a Box is to be an image of distances, of one channel, and cannot be "
-                    f"{shapes[name]}; give it the shape (height, width, 1)."
+                    f"Part {name!r} of a Box has distances in one channel, so its shape cannot be {shapes[name]}; use "
+                    "(height, width, 1)."
                 )
 
     @property
@@ -116,7 +135,7 @@ class Box:
         return math.prod(self.shape)
 
     def kind(self, part: str) -> str:
-        """What a part is; plain if nothing was said."""
+        """The kind of a part; `plain` if none is declared."""
         return dict(self.kinds).get(part, "plain")
 
     @property
@@ -126,7 +145,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Mixed:
-    """Choices and real numbers together, the parts after one another in one float32 vector; choices are whole in it."""
+    """Choices and real numbers in one float32 vector, part after part; choices are whole numbers in it."""
 
     parts: tuple[Union[Discrete, MultiDiscrete, Box], ...]
 
@@ -134,13 +153,13 @@ class Mixed:
         object.__setattr__(self, "parts", tuple(self.parts))
         for part in self.parts:
             if not isinstance(part, (Discrete, MultiDiscrete, Box)):
-                raise ShoalError(f"Mixed is made of Discrete, MultiDiscrete and Box, got {part!r} among its parts.")
+                raise ShoalError(f"Mixed consists of Discrete, MultiDiscrete and Box, got {part!r} among its parts.")
         if not self.parts:
             raise ShoalError("Mixed needs at least one part, got none.")
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """How many numbers of the vector each part has."""
+        """Number of vector elements of each part."""
         return tuple(math.prod(part.shape) for part in self.parts)
 
     @property
@@ -159,24 +178,24 @@ class Mixed:
 Space = Union[Discrete, MultiDiscrete, Box, Mixed]
 
 
-def check_tensor(what: str, tensor: torch.Tensor, space: Space, batch: tuple[int, ...], device: torch.device) -> None:
-    """Refuse a tensor whose type, shape or device is not what `space` asks for, by name."""
+def check_tensor(label: str, tensor: torch.Tensor, space: Space, batch: tuple[int, ...], device: torch.device) -> None:
+    """Refuse a tensor whose type, shape or device does not fit `space`. `label` starts the message."""
     if not isinstance(tensor, torch.Tensor):
-        raise ShoalError(f"{what} must be a torch tensor, got {type(tensor).__name__}.")
+        raise ShoalError(f"{label} must be a torch tensor, got {type(tensor).__name__}.")
     shape = (*batch, *space.shape)
     if tuple(tensor.shape) != shape:
-        raise ShoalError(f"{what} must have shape {shape} for {space}, got {tuple(tensor.shape)}.")
+        raise ShoalError(f"{label} must have shape {shape} for {space}, got {tuple(tensor.shape)}.")
     if tensor.dtype != space.dtype:
-        raise ShoalError(f"{what} must be {space.dtype} for {space}, got {tensor.dtype}.")
+        raise ShoalError(f"{label} must be {space.dtype} for {space}, got {tensor.dtype}.")
     if tensor.device != device:
-        raise ShoalError(f"{what} must be on {device}, got {tensor.device}.")
+        raise ShoalError(f"{label} must be on {device}, got {tensor.device}.")
 
 
-def check_range(what: str, tensor: torch.Tensor, space: Space) -> None:
-    """Refuse values outside `space`. Reads the tensor on the host: not for the inside of a rollout."""
+def check_range(label: str, tensor: torch.Tensor, space: Space) -> None:
+    """Refuse values outside `space`. This reads the tensor on the host: do not use it inside a rollout."""
     if isinstance(space, Mixed):
         for i, (part, values) in enumerate(zip(space.parts, space.split(tensor), strict=True)):
-            check_range(f"{what}, part {i},", values, part)
+            check_range(f"{label}, part {i},", values, part)
         return
     if isinstance(space, Box):
         ok = torch.isfinite(tensor)
@@ -187,4 +206,4 @@ def check_range(what: str, tensor: torch.Tensor, space: Space) -> None:
         limit = f"within {space}"
     if not bool(ok.all()):  # sync: a deliberate check, outside rollouts
         where = tuple(int(i) for i in (~ok).nonzero()[0])
-        raise ShoalError(f"{what} must be {limit}, got {tensor[where].item()} at index {where}.")
+        raise ShoalError(f"{label} must be {limit}, got {tensor[where].item()} at index {where}.")

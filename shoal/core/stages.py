@@ -1,50 +1,59 @@
-"""What every step does around the author's functions: clearing, keeping books, beginning episodes.
+"""Warp functions of every step, around the author's: clear flags, hold actions, sum rewards, end and begin episodes.
 
-Functions per env are branch-free where they run for every env, so that the CPU's compiler can vectorize them. Those
-per agent touch nothing of other agents.
+Functions that run for every env are branch-free, so that the CPU's compiler can vectorize them. Functions per agent
+access no data of other agents.
 """
+
+from typing import no_type_check
 
 import warp as wp
 
 
 @wp.func
+@no_type_check
 def clear_ended(env: int, ended: wp.array[wp.bool]):
     ended[env] = False
 
 
 @wp.func
-def begin(env: int, step_count: wp.array[int], terminated: wp.array[wp.bool], truncated: wp.array[wp.bool]):
+@no_type_check
+def begin_step(env: int, step_count: wp.array[int], terminated: wp.array[wp.bool], truncated: wp.array[wp.bool]):
     step_count[env] = step_count[env] + 1
     terminated[env] = False
     truncated[env] = False
 
 
 @wp.func
-def begin_one(env: int, reward: wp.array[float]):
+@no_type_check
+def clear_reward(env: int, reward: wp.array[float]):
     reward[env] = 0.0
 
 
 @wp.func
-def begin_agent(env: int, agent: int, reward: wp.array2d[float]):
+@no_type_check
+def clear_agent_reward(env: int, agent: int, reward: wp.array2d[float]):
     reward[env, agent] = 0.0
 
 
 @wp.func
-def remember_alive(env: int, agent: int, alive: wp.array2d[wp.bool], was_alive: wp.array2d[wp.bool]):
+@no_type_check
+def save_alive(env: int, agent: int, alive: wp.array2d[wp.bool], was_alive: wp.array2d[wp.bool]):
     was_alive[env, agent] = alive[env, agent]
 
 
 @wp.func
-def hold_choice(
+@no_type_check
+def hold_discrete(
     env: int, agent: int, is_decision_step: wp.array2d[wp.bool], action: wp.array2d[int], held: wp.array2d[int]
 ):
-    """A group that does not choose at every step: its choice is taken over when it does."""
+    """Copy the action of an agent that chooses in this step; otherwise its last action stays in effect."""
     if is_decision_step[env, agent]:
         held[env, agent] = action[env, agent]
 
 
 @wp.func
-def hold_choices(
+@no_type_check
+def hold_multi_discrete(
     env: int, agent: int, is_decision_step: wp.array2d[wp.bool], action: wp.array3d[int], held: wp.array3d[int]
 ):
     if is_decision_step[env, agent]:
@@ -53,7 +62,8 @@ def hold_choices(
 
 
 @wp.func
-def hold_numbers(
+@no_type_check
+def hold_box(
     env: int, agent: int, is_decision_step: wp.array2d[wp.bool], action: wp.array3d[float], held: wp.array3d[float]
 ):
     if is_decision_step[env, agent]:
@@ -62,24 +72,28 @@ def hold_numbers(
 
 
 @wp.func
+@no_type_check
 def zero_dead_rewards(env: int, agent: int, was_alive: wp.array2d[wp.bool], reward: wp.array2d[float]):
-    """An agent that had left the game before this step gets nothing, whatever the world wrote."""
+    """Zero the reward of an agent that had left before this step, whatever the world wrote."""
     if not was_alive[env, agent]:
         reward[env, agent] = 0.0
 
 
 @wp.func
-def settle_one(env: int, reward: wp.array[float], episode_return: wp.array[float]):
+@no_type_check
+def add_reward(env: int, reward: wp.array[float], episode_return: wp.array[float]):
     episode_return[env] = episode_return[env] + reward[env]
 
 
 @wp.func
-def settle_agent(env: int, agent: int, reward: wp.array2d[float], episode_return: wp.array2d[float]):
+@no_type_check
+def add_agent_reward(env: int, agent: int, reward: wp.array2d[float], episode_return: wp.array2d[float]):
     episode_return[env, agent] = episode_return[env, agent] + reward[env, agent]
 
 
 @wp.func
-def settle(
+@no_type_check
+def set_ended(
     env: int,
     max_steps: int,
     step_count: wp.array[int],
@@ -87,31 +101,34 @@ def settle(
     truncated: wp.array[wp.bool],
     ended: wp.array[wp.bool],
 ):
-    cut = truncated[env] or step_count[env] >= max_steps
-    truncated[env] = cut
-    ended[env] = terminated[env] or cut
+    expired = truncated[env] or step_count[env] >= max_steps
+    truncated[env] = expired
+    ended[env] = terminated[env] or expired
 
 
 @wp.func
-def keep_alive(env: int, agent: int, alive: wp.array2d[wp.bool], final_alive: wp.array2d[wp.bool]):
+@no_type_check
+def save_final_alive(env: int, agent: int, alive: wp.array2d[wp.bool], final_alive: wp.array2d[wp.bool]):
     final_alive[env, agent] = alive[env, agent]
 
 
 @wp.func
-def report(
+@no_type_check
+def record_report(
     env: int,
     step_count: wp.array[int],
     value: wp.array[float],
     value_sum: wp.array[float],
     last_value: wp.array[float],
 ):
-    """Book what the world reports of an episode that has ended."""
+    """Record a reported value at the end of an episode."""
     if step_count[env] > 0:
         value_sum[env] = value_sum[env] + value[env]
         last_value[env] = value[env]
 
 
 @wp.func
+@no_type_check
 def agents_mean(env: int, values: wp.array2d[float]) -> float:
     """The mean over the agents of an env, summed in their order."""
     total = float(0.0)
@@ -121,7 +138,8 @@ def agents_mean(env: int, values: wp.array2d[float]) -> float:
 
 
 @wp.func
-def finish_one(
+@no_type_check
+def record_return(
     env: int,
     step_count: wp.array[int],
     episode_return: wp.array[float],
@@ -135,14 +153,15 @@ def finish_one(
 
 
 @wp.func
-def finish_many(
+@no_type_check
+def record_mean_return(
     env: int,
     step_count: wp.array[int],
     episode_return: wp.array2d[float],
     return_sum: wp.array[float],
     last_return: wp.array[float],
 ):
-    """The return of a group is the mean over its agents."""
+    """Record the return of a group: the mean over its agents."""
     if step_count[env] > 0:
         mean = agents_mean(env, episode_return)
         return_sum[env] = return_sum[env] + mean
@@ -150,7 +169,8 @@ def finish_many(
 
 
 @wp.func
-def finish(
+@no_type_check
+def record_episode(
     env: int,
     step_count: wp.array[int],
     episode: wp.array[int],
@@ -167,16 +187,19 @@ def finish(
 
 
 @wp.func
-def forget_return(env: int, agent: int, episode_return: wp.array2d[float]):
+@no_type_check
+def clear_return(env: int, agent: int, episode_return: wp.array2d[float]):
     episode_return[env, agent] = 0.0
 
 
 @wp.func
-def all_alive(env: int, agent: int, alive: wp.array2d[wp.bool]):
+@no_type_check
+def set_alive(env: int, agent: int, alive: wp.array2d[wp.bool]):
     alive[env, agent] = True
 
 
 @wp.func
-def next_acting(env: int, agent: int, every: int, step_count: wp.array[int], is_decision_step: wp.array2d[wp.bool]):
-    """Whether a group that does not act at every step chooses at the next one."""
+@no_type_check
+def set_acting(env: int, agent: int, every: int, step_count: wp.array[int], is_decision_step: wp.array2d[wp.bool]):
+    """Set whether the agents of a group that does not act at every step choose at the next one."""
     is_decision_step[env, agent] = step_count[env] % every == 0

@@ -1,4 +1,4 @@
-"""The store: the single owner of every array of a world, seen by torch and by Warp as the same memory."""
+"""The store: the single owner of every array of a world. torch and Warp use the same memory."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -24,12 +24,12 @@ TORCH_TYPES: dict[Any, torch.dtype] = {
 }
 
 SHARE = {"cpu": 0.5, "cuda": 0.88}
-"""How much of the free memory may be planned with: allocators and libraries need some too."""
+"""Fraction of the free memory that a run may plan with; allocators and libraries need the rest."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """One named array: `dtype` per element (a scalar or a Warp vector), `shape` per env, and what it means."""
+    """One array: `dtype` of an element (a scalar or a Warp vector), `shape` per env, unit and meaning."""
 
     dtype: Any = float
     shape: tuple[int, ...] = ()
@@ -38,7 +38,7 @@ class Field:
 
     @property
     def scalar(self) -> Any:
-        """The Warp or Python scalar type inside the element."""
+        """The Warp or Python scalar type of an element."""
         return getattr(self.dtype, "_wp_scalar_type_", self.dtype)
 
     @property
@@ -63,11 +63,13 @@ class Store:
         self.tensors: dict[str, torch.Tensor] = {}
 
     def add(self, name: str, field: Field) -> torch.Tensor:
-        """Allocate one array, zeroed; a name can be taken once."""
+        """Allocate one array of zeros. A name can be used once."""
         if name in self.fields:
             raise ShoalError(f"The store already holds an array named {name!r}; choose another name.")
         if not name.isidentifier() or hasattr(type(self), name) or name in vars(self) or name == "config":
-            raise ShoalError(f"{name!r} cannot name an array: use a plain identifier that is not a word of the store.")
+            raise ShoalError(
+                f"{name!r} cannot name an array: use a plain identifier that is no attribute of the store."
+            )
         shape = (self.num_envs, *field.shape, *field.inner)
         self.fields[name] = field
         self.tensors[name] = torch.zeros(shape, dtype=field.torch_type, device=self.device)
@@ -90,32 +92,32 @@ class Store:
         return sum(t.nbytes for t in self.tensors.values()) // self.num_envs
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Every array, by name; together they are the whole state of the world."""
+        """Every array, by name: the whole state of the world."""
         return dict(self.tensors)
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Overwrite every array in place; names and shapes must match exactly, or nothing is changed."""
+        """Overwrite every array in place. If names or shapes differ, nothing is changed."""
         bad = [n for n, t in self.tensors.items() if n not in state or state[n].shape != t.shape]
         if bad:
-            raise ShoalError(f"The saved state does not fit this world in: {', '.join(bad)}.")
+            raise ShoalError(f"The saved state does not fit this world's arrays: {', '.join(bad)}.")
         for name, tensor in self.tensors.items():
             tensor.copy_(state[name])
 
 
 def warp_view(tensor: torch.Tensor, annotation: Any) -> wp.array:
-    """A Warp array over the tensor's memory, with the element type that a kernel's parameter asks for."""
+    """A Warp array over the tensor's memory, with the element type of a kernel's parameter."""
     return wp.from_torch(tensor.detach(), dtype=annotation.dtype, requires_grad=False)
 
 
 def free_memory(device: str | torch.device) -> int:
-    """Bytes that may be planned with on a device."""
+    """Bytes on a device that a run may plan with."""
     device = torch.device(device)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
     return int(SHARE[device.type] * free)
 
 
 def full_device(device: str | torch.device) -> torch.device:
-    """A device with its number: torch tells "cuda" and "cuda:0" apart."""
+    """The device with its index: for torch, "cuda" and "cuda:0" differ."""
     device = torch.device(device)
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())

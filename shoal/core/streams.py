@@ -1,4 +1,4 @@
-"""Standard streams that are closed, full or without a reader: what cannot be written is dropped."""
+"""Standard streams that may be closed, full or without a reader: text that cannot be written is dropped."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ from typing import Any, TextIO, cast
 
 
 class Output:
-    """A text stream whose writes never fail: what cannot be written is dropped, and `error` says why."""
+    """A text stream whose writes never fail: text that cannot be written is dropped, and `error` is the reason."""
 
     def __init__(self, stream: TextIO):
         self._stream = stream
@@ -26,7 +26,7 @@ class Output:
             self._stream.flush()
 
     def end(self) -> None:
-        """Write what is buffered, or drop it: the interpreter flushes at its exit and must not fail there."""
+        """Write or drop the buffered text: the interpreter flushes at its exit and must not fail there."""
         self.flush()
         if self.error is not None:
             self._discard()
@@ -44,7 +44,7 @@ class Output:
             self.error = error
 
     def _discard(self) -> None:
-        """Let the descriptor lead to /dev/null: for what is buffered and all that follows."""
+        """Redirect the descriptor to /dev/null, for buffered and later text."""
         with contextlib.suppress(OSError):  # a stream without a descriptor buffers nothing
             descriptor = self._stream.fileno()
             null = os.open(os.devnull, os.O_WRONLY)
@@ -53,7 +53,7 @@ class Output:
 
 
 def open_descriptors() -> None:
-    """Open standard descriptors that are closed on /dev/null: a file that is opened later would take their place."""
+    """Open closed standard descriptors on /dev/null: a file that is opened later would take their numbers."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)

@@ -1,4 +1,4 @@
-"""Temporary folders: removed when their process ends, or by the next start of Shoal if it was killed."""
+"""Temporary folders, removed when their process ends, or by the next start of Shoal after a kill."""
 
 import atexit
 import contextlib
@@ -13,19 +13,18 @@ from shoal.core.errors import ShoalError, temporary_folder
 
 PREFIX = "shoal-"
 OWNER = ".shoal-owner"
-"""A file in each folder, locked as long as the process lives that uses the folder."""
+"""A file in each folder, locked while the folder's process is alive."""
 
 MEMORY = Path("/dev/shm")
-"""A file system in memory, on Linux."""
-
+"""The file system in memory, on Linux."""
 
 _open: "set[TemporaryFolder]" = set()
-"""Folders of this process that are not closed."""
+"""Open folders of this process."""
 
 
 @atexit.register
 def close_all() -> None:
-    """Remove the folders of this process that are left."""
+    """Remove the open folders of this process."""
     for folder in list(_open):
         folder.close()
 
@@ -33,32 +32,32 @@ def close_all() -> None:
 class TemporaryFolder:
     """A new private folder: `path` holds files until `close`, or until the end of this process."""
 
-    def __init__(self, purpose: str, places: Sequence[Path] = ()):
-        """`purpose` is part of the name; of `places`, the first that can be written is the parent folder.
+    def __init__(self, purpose: str, parents: Sequence[Path] = ()):
+        """Create the folder in the first writable one of `parents`; `purpose` is part of its name.
 
         Default: the system's folder for temporary files.
         """
-        remove_abandoned(places)
+        remove_abandoned(parents)
         self._process = os.getpid()
-        while not self._make(purpose, places or [temporary_folder()]):
+        while not self._create(purpose, parents or [temporary_folder()]):
             pass
         _open.add(self)
 
-    def _make(self, purpose: str, places: Sequence[Path]) -> bool:
-        """Make the folder and lock it; False if another process took it for abandoned in between."""
+    def _create(self, purpose: str, parents: Sequence[Path]) -> bool:
+        """Create the folder and lock it; False if another process removed it in between as abandoned."""
         problems = []
-        for place in places:
+        for parent in parents:
             try:
-                self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{purpose}-", dir=place))
+                self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{purpose}-", dir=parent))
                 self._lock = os.open(self.path / OWNER, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
                 break
             except OSError as error:
-                problems.append(f"{place} ({error.strerror})")
+                problems.append(f"{parent} ({error.strerror})")
         else:
             raise ShoalError(
-                f"No temporary folder can be made in {' or '.join(problems)}; set TMPDIR to a folder with room."
+                f"No temporary folder can be created in {' or '.join(problems)}; set TMPDIR to a writable folder."
             )
-        with contextlib.suppress(OSError):  # a file system without locks: nothing is removed there either
+        with contextlib.suppress(OSError):  # a file system without locks: abandoned folders stay there
             fcntl.flock(self._lock, fcntl.LOCK_EX)
         if os.fstat(self._lock).st_nlink:
             return True
@@ -66,7 +65,7 @@ class TemporaryFolder:
         return False
 
     def close(self) -> None:
-        """Remove the folder; only the process that made it does, not its forks. Safe to call more than once."""
+        """Remove the folder, in the process that created it and not in its forks. Safe to call more than once."""
         if self._lock < 0 or os.getpid() != self._process:
             return
         _open.discard(self)
@@ -81,9 +80,9 @@ class TemporaryFolder:
         self.close()
 
 
-def remove_abandoned(places: Sequence[Path] = ()) -> None:
-    """Remove this user's temporary folders whose process was killed, in the usual places and in others."""
-    for folder in _own_folders(places):
+def remove_abandoned(parents: Sequence[Path] = ()) -> None:
+    """Remove this user's temporary folders whose process was killed, in the default folders and in `parents`."""
+    for folder in _own_folders(parents):
         with contextlib.suppress(OSError):  # locked by its owner, or removed in the meantime
             lock = os.open(folder / OWNER, os.O_RDWR | os.O_NOFOLLOW)
             try:
@@ -93,9 +92,9 @@ def remove_abandoned(places: Sequence[Path] = ()) -> None:
                 os.close(lock)
 
 
-def _own_folders(places: Sequence[Path]) -> Iterator[Path]:
+def _own_folders(parents: Sequence[Path]) -> Iterator[Path]:
     """Folders of this user that carry the prefix and an owner file."""
-    for base in (tempfile.gettempdir, lambda: MEMORY, *(lambda place=place: place for place in places)):
+    for base in (tempfile.gettempdir, lambda: MEMORY, *(lambda parent=parent: parent for parent in parents)):
         with contextlib.suppress(OSError), os.scandir(base()) as entries:
             for entry in entries:
                 if entry.name.startswith(PREFIX) and entry.is_dir(follow_symlinks=False):

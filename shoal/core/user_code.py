@@ -1,6 +1,6 @@
-"""Calls of the user's code: what it raises becomes one sentence that names the user's file, line and function.
+"""Calls of the user's code: an exception becomes one sentence with the user's file, line and function.
 
-Worker processes import this: no torch.
+Worker processes import this module, so it imports no torch.
 """
 
 import dis
@@ -15,10 +15,10 @@ from typing import Any
 from shoal.core.errors import ShoalError, excerpt
 
 LONGEST = 2000
-"""Characters of an exception's text that a message shows."""
+"""Maximum number of characters of an exception's text in a message."""
 
 FULL_GPU = "OutOfMemoryError"
-"""Torch's exception, by name since workers import no torch: the run says how many envs fit."""
+"""Torch's out-of-memory exception, by name since workers import no torch. The run reports how many envs fit."""
 
 SHOAL = str(Path(__file__).parents[1])
 
@@ -35,20 +35,20 @@ class UserCodeError(ShoalError):
 
 
 class UserCode:
-    """A context in which the user's code runs: what it raises becomes a UserCodeError.
+    """A context in which the user's code runs: its exceptions become a UserCodeError.
 
         with UserCode("ball.py:Ball cannot be made", Ball):
             world = Ball(8)
 
-    raises "ball.py:Ball cannot be made: ValueError: no such luck (/home/me/ball.py:12 in __init__)." The place is the
-    innermost line of the user's that was running, else the definition of `home`, the class or function that was called.
-    An exception of Shoal's own code passes unchanged, and so do Ctrl-C and a full GPU.
+    raises "ball.py:Ball cannot be made: ValueError: no such luck (/home/me/ball.py:12 in __init__)." The location
+    is the innermost running line of the user's code, else the definition of `home`, the class or function that was
+    called. An exception of Shoal's own code passes unchanged, and so do Ctrl-C and a full GPU.
     """
 
     def __init__(
         self, failed: str, home: Any = None, passes: tuple[type[BaseException], ...] = (), exit_code: int | None = None
     ):
-        """`failed` begins the sentence. Exceptions of the classes `passes` stay as they are."""
+        """`failed` is the start of the sentence. Exceptions of the classes `passes` pass unchanged."""
         self.failed, self.home, self.passes, self.exit_code = failed, home, passes, exit_code
 
     def __enter__(self) -> None: ...
@@ -62,7 +62,7 @@ class UserCode:
             problem = error
         elif type(error) is ShoalError and place:
             problem = UserCodeError(f"{place}: {error}")
-        elif not isinstance(error, ShoalError) and (_users_frame(error) or _is_foreign(self.home)):
+        elif not isinstance(error, ShoalError) and (_user_frame(error) or _is_foreign(self.home)):
             problem = UserCodeError(f"{self.failed}: {describe(error, self.home)}.")
         if problem is not None and self.exit_code is not None:
             problem.exit_code = self.exit_code
@@ -71,7 +71,7 @@ class UserCode:
 
 
 def describe(error: BaseException, home: Any = None) -> str:
-    """Type, text and place of an exception of the user's code, on one line."""
+    """Type, text and location of an exception of the user's code, on one line."""
     place = place_of(error, home)
     return text_of(error) + (f" ({place})" if place else "")
 
@@ -88,41 +88,41 @@ def text_of(error: BaseException) -> str:
 
 
 def place_of(error: BaseException, home: Any = None) -> str:
-    """`FILE:LINE in FUNCTION`: the user's innermost line that was running, else the definition of `home`, else ""."""
+    """`FILE:LINE in FUNCTION`: the innermost running line of the user's code, else where `home` is defined, else ""."""
     if isinstance(error, SyntaxError) and error.filename and Path(error.filename).is_file():
         return f"{excerpt(error.filename, LONGEST)}:{error.lineno}"
-    file, line, function = _users_frame(error) or _definition(home)
+    file, line, function = _user_frame(error) or _definition(home)
     return f"{excerpt(file, LONGEST)}:{line} in {function}" if file else ""
 
 
 def is_fault(error: BaseException) -> bool:
-    """Whether code raised this itself; False for Ctrl-C, which interrupts at any line."""
+    """Whether the code raised this itself; False for Ctrl-C, which interrupts any line."""
     if not isinstance(error, KeyboardInterrupt):
         return isinstance(error, (Exception, SystemExit))
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next
-    if last is None or _is_shoals(last.tb_frame.f_code.co_filename):
+    if last is None or _is_shoal_file(last.tb_frame.f_code.co_filename):
         return False
     return last.tb_frame.f_code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
 
 
-def _users_frame(error: BaseException) -> tuple[str, int, str] | None:
+def _user_frame(error: BaseException) -> tuple[str, int, str] | None:
     """File, line and function of the innermost frame that is neither Shoal's nor an installed package's."""
     found = None
     for frame, line in walk_tb(error.__traceback__):
-        if _is_users(frame):
+        if _is_user_frame(frame):
             found = frame.f_code.co_filename, line, frame.f_code.co_name
     return found
 
 
-def _is_users(frame: FrameType) -> bool:
+def _is_user_frame(frame: FrameType) -> bool:
     file, module = frame.f_code.co_filename, frame.f_globals.get("__name__", "")
     generated = file.startswith("<") or module.startswith("torch.")  # torch compiles into the temporary folder
-    return not generated and not _is_shoals(file) and not any(_is_in(file, folder) for folder in LIBRARIES)
+    return not generated and not _is_shoal_file(file) and not any(_is_in(file, folder) for folder in LIBRARIES)
 
 
-def _is_shoals(file: str) -> bool:
+def _is_shoal_file(file: str) -> bool:
     return _is_in(file, SHOAL)
 
 
@@ -131,17 +131,17 @@ def _is_in(file: str, folder: str) -> bool:
 
 
 def _definition(home: Any) -> tuple[str, int, str]:
-    """File, line and name of a class or function of the user's; empty if there is no such source."""
+    """File, line and name of a class or function of the user's; empty without source code."""
     home = inspect.unwrap(getattr(home, "func", home))  # of a Warp function
     try:
         file, line = inspect.getsourcefile(home) or "", inspect.getsourcelines(home)[1]
     except (OSError, TypeError, SyntaxError):
         return "", 0, ""
     name = getattr(home, "__qualname__", "")
-    return (file, line, name) if name and not _is_shoals(file) else ("", 0, "")
+    return (file, line, name) if name and not _is_shoal_file(file) else ("", 0, "")
 
 
 def _is_foreign(home: Any) -> bool:
-    """Whether what was called is not Shoal's."""
+    """Whether `home` is not Shoal's."""
     home = getattr(home, "func", home)
     return home is not None and not f"{getattr(home, '__module__', '')}.".startswith("shoal.")

@@ -14,13 +14,13 @@ from shoal.core.user_code import UserCode
 
 
 def full_path(name: str) -> str:
-    """`FILE.py:NAME` with the whole path of the file, so that a run finds it from anywhere; other names as they are."""
+    """`FILE.py:NAME` with an absolute path, so that a run finds the file from any folder; other names unchanged."""
     place, colon, attribute = name.rpartition(":")
     return f"{Path(place).resolve()}{colon}{attribute}" if place.endswith(".py") else name
 
 
 class _UserFile(SourceFileLoader):
-    """Executes the source that is there, never a compiled copy beside it, and keeps its SHA-256."""
+    """Executes the source, never a compiled copy beside it, and records its SHA-256."""
 
     def get_code(self, fullname: str) -> Any:
         path = self.get_filename(fullname)
@@ -30,17 +30,17 @@ class _UserFile(SourceFileLoader):
 
 
 _EXECUTED: dict[Path, str] = {}
-"""SHA-256 of the user's files that this process has executed."""
+"""SHA-256 of the user's files that this process executed."""
 
 
 def source_sha256(file: Path) -> str:
-    """SHA-256 of a file of the user's: as it was executed, or as it would be."""
+    """SHA-256 of a user's file: of the executed source, else of the file as it is now."""
     return _EXECUTED.get(file) or hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 @cache
 def load_object(path: str, kind: str) -> Any:
-    """What `FILE.py:NAME` names; a file is executed once."""
+    """The object `FILE.py:NAME`. A file is executed once."""
     place, _, attribute = path.rpartition(":")
     if not place.endswith(".py"):
         raise ShoalError(f"The {kind} {path!r} cannot be loaded: write it as FILE.py:NAME.")

@@ -1,4 +1,4 @@
-"""From the name of a world to its class."""
+"""Find the class of a world by its name."""
 
 import importlib
 from dataclasses import is_dataclass
@@ -13,18 +13,18 @@ from shoal.core.world import World
 
 @cache
 def world_class(name: str) -> Any:
-    """The class behind a name: a bundled world, one of another library, or the user's own as `my_world.py:Chase`."""
+    """The class of a bundled world, of another library's environments, or of the user's `my_world.py:Chase`."""
     kind = kind_of_world(name)
     if kind == "bundled":
         module, attribute, _ = WORLDS[name]
         return getattr(importlib.import_module(module), attribute)
     if kind == "file":
-        return _own(full_path(name))
+        return _user_world(full_path(name))
     return _host_world(kind, name.partition(":")[2])
 
 
-def _own(path: str) -> Any:
-    """The user's World; or, of an environment for Gymnasium or PettingZoo, a world of many of them."""
+def _user_world(path: str) -> Any:
+    """The user's World, or a world of copies of the user's Gymnasium or PettingZoo environment."""
     found = load_object(path, "world")
     if isinstance(found, type) and issubclass(found, World):
         config = getattr(found, "Config", None)
@@ -33,11 +33,11 @@ def _own(path: str) -> Any:
         return found
     if not callable(found):
         raise ShoalError(
-            f"{path} is of type {type(found).__name__}; name a World, an environment or a function that makes one."
+            f"{path} is of type {type(found).__name__}; name a World, an environment or a function that returns one."
         )
     return _host_world("own", path)
 
 
 def _host_world(kind: str, env_name: str) -> Any:
-    """The class of worlds of one environment on the CPU, or of the user's own."""
+    """The class of worlds with copies of one environment on the CPU."""
     return importlib.import_module("shoal.host.factory").host_world(kind, env_name)

@@ -1,4 +1,4 @@
-"""Wrappers around any world. They work with torch on the device, so a rollout with wrappers is still one graph."""
+"""Wrappers around any world. They run torch operations on the device, so a wrapped rollout is still one CUDA graph."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,7 +12,7 @@ from shoal.core.world import EpisodeStatistics, Group, GroupOutputs, LastEpisode
 
 
 class Wrapper(World):
-    """Passes everything through; subclasses override `_emit` (what a step shows) or `step` (how it goes)."""
+    """Passes everything through. Subclasses override `_emit` (the outputs of a step) or `step`."""
 
     def __init__(self, world: World):
         self.world = world
@@ -25,13 +25,14 @@ class Wrapper(World):
         self.reuse_eval_world, self.unsharded_state = world.reuse_eval_world, world.unsharded_state
         self.groups = tuple(self._group(g) for g in world.groups)
         self._own: Outputs | None = None
+        self._depth: int = world._depth + 1 if isinstance(world, Wrapper) else 1
 
     def _group(self, group: Group) -> Group:
-        """The group as seen from outside."""
+        """The group after wrapping; overridden where its spaces change."""
         return group
 
     def _emit(self, inner: Outputs, out: Outputs, started: torch.Tensor, held: torch.Tensor | None) -> None:
-        """Write what this wrapper shows. `started` [env]: a new episode has begun; `held`: the env did not move."""
+        """Write the wrapper's outputs. `started` [env]: a new episode has begun; `held` [env]: the env did not step."""
         _copy(inner, out)
 
     def prepare(self, seed: int) -> None:
@@ -62,7 +63,7 @@ class Wrapper(World):
         kept = [(tensor, tensor.clone()) for tensor in _results(self.outputs)]
         self.world.restart(mask)
         self._emit(self.world.outputs, self.outputs, mask, ~mask)
-        for tensor, before in kept:  # a restart begins an episode; what the last step brought stays
+        for tensor, before in kept:  # a restart leaves the results of the last step
             tensor.copy_(before)
 
     def between_rollouts(self) -> None:
@@ -96,24 +97,20 @@ class Wrapper(World):
         return self.world.last_episode()
 
     def _buffers(self) -> dict[str, torch.Tensor]:
-        """What the wrapper itself remembers between steps."""
+        """The wrapper's state between steps."""
         return {}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         return {**self.world.state_dict(), **self._own_state()}
 
     def _own_state(self) -> dict[str, torch.Tensor]:
-        """The wrapper's memory and what it shows, under names that no other wrapper of the pile has."""
-        place = f"{type(self).__name__}{self._depth}"
-        state = {f"{place}.{name}": tensor for name, tensor in self._buffers().items()}
+        """The wrapper's state and outputs, under names that are unique among nested wrappers."""
+        prefix = f"{type(self).__name__}{self._depth}"
+        state = {f"{prefix}.{name}": tensor for name, tensor in self._buffers().items()}
         for name, out in self.outputs.groups.items():
-            shown = {k: v for k, v in vars(out).items() if v is not None}
-            state.update({f"{place}.{name}.{k}": v for k, v in shown.items()})
+            tensors = {k: v for k, v in vars(out).items() if v is not None}
+            state.update({f"{prefix}.{name}.{k}": v for k, v in tensors.items()})
         return state
-
-    @property
-    def _depth(self) -> int:
-        return self.world._depth + 1 if isinstance(self.world, Wrapper) else 1
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         self.world.load_state_dict(state)
@@ -124,7 +121,7 @@ class Wrapper(World):
             for name, tensor in self._own_state().items():
                 tensor.copy_(state[name])
             return
-        for tensor in self._buffers().values():  # other episodes have begun
+        for tensor in self._buffers().values():  # the inner world has begun new episodes
             tensor.zero_()
         self._emit(inner, self.outputs, torch.ones_like(inner.terminated), None)
 
@@ -160,7 +157,7 @@ class Wrapper(World):
 
 
 class TransformReward(Wrapper):
-    """A function of the reward tensor: `TransformReward(world, torch.sign)`. Statistics stay the world's own."""
+    """Applies a function to the reward tensor: `TransformReward(world, torch.sign)`. Statistics do not change."""
 
     def __init__(self, world: World, function: Callable[[torch.Tensor], torch.Tensor]):
         super().__init__(world)
@@ -173,7 +170,7 @@ class TransformReward(Wrapper):
 
 
 class TransformObservation(Wrapper):
-    """A function of the observation tensor [env, agent, ...]; give `space` if the shape or type changes."""
+    """Applies a function to the observation tensor [env, agent, ...]; give `space` if the shape or type changes."""
 
     def __init__(self, world: World, function: Callable[[torch.Tensor], torch.Tensor], space: Box | None = None):
         self.function = function
@@ -188,11 +185,13 @@ class TransformObservation(Wrapper):
         for name, group in out.groups.items():
             group.observation.copy_(self.function(inner.groups[name].observation))
             if group.final_observation is not None:
-                group.final_observation.copy_(self.function(inner.groups[name].final_observation))
+                final = inner.groups[name].final_observation
+                assert final is not None
+                group.final_observation.copy_(self.function(final))
 
 
 class CastObservation(Wrapper):
-    """Float observations kept in a shorter type: half the memory of a rollout, a rounding of 2^-11 or 2^-8."""
+    """Casts float32 observations to float16 or bfloat16: half the memory of a rollout, relative error 2^-11 or 2^-8."""
 
     def __init__(self, world: World, dtype: torch.dtype):
         self.dtype = dtype
@@ -205,7 +204,7 @@ class CastObservation(Wrapper):
 
 
 class Apply(Wrapper):
-    """`Apply(world, fn)`: `fn(outputs)` changes what a step shows, in place, with torch operations."""
+    """`Apply(world, fn)`: `fn(outputs)` changes the outputs of a step in place, with torch operations."""
 
     def __init__(self, world: World, function: Callable[[Outputs], None]):
         super().__init__(world)
@@ -217,9 +216,9 @@ class Apply(Wrapper):
 
 
 class FrameStack(Wrapper):
-    """Policies see the last `frames` observations at once (`Group.stack`), times what the world asks for itself.
+    """Gives policies the last `frames` observations (`Group.stack`), multiplied by the stack of the inner world.
 
-    Whoever acts or learns joins them; the world shows each one once, so that steps pass through as they are.
+    Policies and learners join the observations. The world outputs each one once, so steps pass through unchanged.
     """
 
     def __init__(self, world: World, frames: int):
@@ -251,7 +250,7 @@ class FrameStack(Wrapper):
 
 
 class ActionRepeat(Wrapper):
-    """Each action is taken `times` times, or until the episode ends; rewards add up."""
+    """Repeats each action `times` times, or until the episode ends, and sums the rewards."""
 
     def __init__(self, world: World, times: int):
         if times < 1:
@@ -272,10 +271,10 @@ class ActionRepeat(Wrapper):
     def step(self, actions, into=None, hold=None):
         self.outputs = out = into or self._own_outputs
         waits = torch.zeros_like(out.terminated) if hold is None else hold.clone()
-        rewards = {g.name: 0.0 for g in self.groups}
+        rewards: dict[str, Any] = {g.name: 0.0 for g in self.groups}
         terminated = truncated = torch.zeros_like(waits)
-        for turn in range(self.times):
-            inner = self.world.step(actions, hold=waits if turn or hold is not None else None)
+        for i in range(self.times):
+            inner = self.world.step(actions, hold=waits if i or hold is not None else None)
             for name in rewards:
                 reward = inner.groups[name].reward
                 rewards[name] = rewards[name] + torch.where(_like(waits, reward), 0.0, reward)
@@ -291,7 +290,7 @@ class ActionRepeat(Wrapper):
 
 
 class TimeLimit(Wrapper):
-    """Truncates an episode after `steps` steps, with its real final observation."""
+    """Truncates an episode after `steps` steps; the final observation is that of the last step."""
 
     def __init__(self, world: World, steps: int):
         if steps < 1:
@@ -322,36 +321,36 @@ class TimeLimit(Wrapper):
         moved = torch.ones_like(inner.terminated) if hold is None else ~hold
         self.count += moved
         ended = (inner.terminated | inner.truncated) & moved
-        cut = (self.count >= self.steps) & moved
-        only_cut = cut & ~ended
+        expired = (self.count >= self.steps) & moved
+        only_expired = expired & ~ended
         for name, group in out.groups.items():
             source = inner.groups[name]
             for item in FINALS:
                 target, now = getattr(group, item), getattr(source, item.removeprefix("final_"))
                 if target is not None:
-                    final = torch.where(_like(only_cut, now), now, getattr(source, item))
+                    final = torch.where(_like(only_expired, now), now, getattr(source, item))
                     _copy_moved(final, target, hold)
-        truncated = inner.truncated | cut
-        self.world.restart(only_cut)
+        truncated = inner.truncated | expired
+        self.world.restart(only_expired)
         _copy(self.world.outputs, out, leave=FINALS)
         out.truncated.copy_(truncated)
-        self.count.masked_fill_(ended | cut, 0)
+        self.count.masked_fill_(ended | expired, 0)
         return out
 
 
 def _like(flags: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Flags [env] shaped to be broadcast over a tensor [env, ...]."""
+    """Flags [env], shaped to broadcast over a tensor [env, ...]."""
     return flags.view(-1, *[1] * (tensor.ndim - 1))
 
 
 def _results(out: Outputs) -> list[torch.Tensor]:
-    """What a step brought, as opposed to what is there now: end flags, rewards, how an episode ended."""
+    """Outputs that describe the last step and not the current state: end flags, rewards, final observations."""
     groups = [t for g in out.groups.values() for t in (g.reward, g.final_observation, g.final_alive) if t is not None]
     return [out.terminated, out.truncated, *groups]
 
 
 def _copy_moved(source: torch.Tensor, target: torch.Tensor, held: torch.Tensor | None) -> None:
-    """Copy, but for envs that were held back."""
+    """Copy the rows of envs that are not held."""
     target.copy_(source if held is None else torch.where(_like(held, target), target, source))
 
 
@@ -360,7 +359,7 @@ FINALS = ("final_observation", "final_alive")
 
 
 def _copy(inner: Outputs, out: Outputs, leave: tuple[str, ...] = ()) -> None:
-    """Show what the inner world shows, less the fields to `leave` out."""
+    """Copy the outputs of the inner world, except the fields in `leave`."""
     out.terminated.copy_(inner.terminated)
     out.truncated.copy_(inner.truncated)
     for name, group in out.groups.items():

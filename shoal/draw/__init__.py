@@ -1,1 +1,1 @@
-"""Pictures of worlds: a canvas, and layouts of agents in 2-D."""
+"""Pictures of worlds: a canvas, and the default picture of a 2-D world."""

@@ -1,4 +1,4 @@
-"""A small canvas in world coordinates: what a world's `picture` draws on."""
+"""The canvas in world coordinates on which a world's `picture` draws."""
 
 from collections.abc import Mapping
 
@@ -9,12 +9,11 @@ from shoal.draw.surface import Surface
 
 
 class Canvas(Surface):
-    """A picture of one env. Lengths are the world's; `view` says which part of it is shown; y points up."""
+    """A picture of one env. Coordinates are the world's, y points up; `view` selects the visible part."""
 
-    def agents(self, size: float, crowds: Mapping[str, Mapping[str, np.ndarray]], step: int) -> None:
-        """Agents in a square from 0 to `size`, with trails, and a line of text.
+    def agents(self, size: float, groups: Mapping[str, Mapping[str, np.ndarray]], step: int) -> None:
+        """Draw agents in a square from 0 to `size`, with trails and a line of text, as for a world with `places`.
 
-        `crowds` has for each group the arrays `x` and `y` [agent], perhaps `heading` [rad] and `alive`. This is what a
-        world with `places` draws by itself.
+        `groups` has the arrays of each group: `x` and `y` [agent], optionally `heading` [rad] and `alive`.
         """
-        draw_agents(self, size, crowds, step)
+        draw_agents(self, size, groups, step)

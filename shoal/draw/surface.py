@@ -23,11 +23,11 @@ COLORS = {
 Point = tuple[float, float]
 
 Part = tuple[float, float, float, float]
-"""A part of a picture: left, top, right and bottom [pixels, from the top left]."""
+"""A part of a picture: left, top, right, bottom [pixels from the top left]."""
 
 
 class Surface:
-    """A picture of one env. Lengths are the world's; `view` says which part of it is shown; y points up."""
+    """A picture of one env. Coordinates are the world's, y points up; `view` selects the visible part."""
 
     sin = staticmethod(math.sin)
     cos = staticmethod(math.cos)
@@ -35,61 +35,63 @@ class Surface:
     def __init__(self, width: int = 320, height: int = 240, smooth: int = 2, memory: dict[str, Any] | None = None):
         self.width, self.height, self.smooth = width, height, smooth
         self.memory = {} if memory is None else memory
-        """What the pictures of one env remember from one to the next; a recording empties it with each episode."""
+        """Data that the pictures of one env share; a recording clears it when an episode begins."""
         self.image = Image.new("RGB", (width * smooth, height * smooth), COLORS["paper"])
         self.draw = ImageDraw.Draw(self.image)
         self.view(-1.0, 1.0, -1.0, 1.0)
 
     def view(self, left: float, right: float, bottom: float, top: float, part: Part | None = None) -> None:
-        """Show this part of the world, as large as fits, in the middle of the picture or of a part of it."""
+        """Select the visible part of the world: as large as fits, centered in the picture or in a `part` of it."""
         x0, y0, x1, y1 = self._pixels(part)
         self.scale = min((x1 - x0) / (right - left), (y1 - y0) / (top - bottom))
         x, y = (x0 + x1) / 2, (y0 + y1) / 2
         self.origin = (x - self.scale * (left + right) / 2, y + self.scale * (bottom + top) / 2)
 
     def _pixels(self, part: Part | None) -> Part:
-        """A part of the picture in pixels of the image that is drawn on."""
+        """A part of the picture in pixels of the oversampled image."""
         left, top, right, bottom = part or (0, 0, self.width, self.height)
         return left * self.smooth, top * self.smooth, right * self.smooth, bottom * self.smooth
 
     def at(self, point: Point) -> Point:
-        """Where a point of the world lies in the picture."""
+        """The pixel of a point of the world."""
         return self.origin[0] + self.scale * point[0], self.origin[1] - self.scale * point[1]
 
     def line(self, points: Sequence[Point], color: str, width: float) -> None:
-        """A line through points."""
+        """Draw a line through points."""
         size = max(1, round(self.scale * width))
         self.draw.line([self.at(p) for p in points], self.rgb(color), size, joint="curve")
 
     def polygon(self, points: Sequence[Point], color: str) -> None:
-        """A filled shape."""
+        """Draw a filled polygon."""
         self.draw.polygon([self.at(p) for p in points], self.rgb(color))
 
     def box(self, center: Point, width: float, height: float, color: str) -> None:
-        """A filled rectangle."""
+        """Draw a filled rectangle."""
         x, y = center
         w, h = width / 2, height / 2
         self.polygon([(x - w, y - h), (x + w, y - h), (x + w, y + h), (x - w, y + h)], color)
 
     def disc(self, center: Point, radius: float, color: str) -> None:
-        """A filled circle."""
+        """Draw a filled circle."""
         x, y = self.at(center)
         r = radius * self.scale
         self.draw.ellipse((x - r, y - r, x + r, y + r), self.rgb(color))
 
     def text(self, corner: tuple[int, int], text: str, color: str = "ink") -> int:
-        """Words at a place in the picture, counted in its pixels from the top left; returns their width."""
+        """Draw text at a corner [pixels from the top left] and return its width [pixels]."""
         font = _font(12 * self.smooth)
         self.draw.text((corner[0] * self.smooth, corner[1] * self.smooth), text, self.rgb(color), font)
         return round(font.getlength(text) / self.smooth)
 
     def paste(self, picture: np.ndarray, part: Part | None = None) -> None:
-        """A picture [height, width, 3] of the env's own, as large as fits, in the middle of this one or of a part."""
+        """Insert a picture [height, width, 3]: as large as fits, centered in this picture or in a `part` of it."""
         x0, y0, x1, y1 = self._pixels(part)
         scale = min((x1 - x0) / picture.shape[1], (y1 - y0) / picture.shape[0])
         w, h = round(picture.shape[1] * scale), round(picture.shape[0] * scale)
-        how = Image.Resampling.BOX if scale >= 1 else Image.Resampling.LANCZOS
-        self.image.paste(Image.fromarray(picture).resize((w, h), how), (int(x0 + x1 - w) // 2, int(y0 + y1 - h) // 2))
+        resampling = Image.Resampling.BOX if scale >= 1 else Image.Resampling.LANCZOS
+        self.image.paste(
+            Image.fromarray(picture).resize((w, h), resampling), (int(x0 + x1 - w) // 2, int(y0 + y1 - h) // 2)
+        )
 
     def array(self) -> np.ndarray:
         """The finished picture [height, width, 3]."""
@@ -97,7 +99,7 @@ class Surface:
 
     @staticmethod
     def rgb(color: str) -> tuple[int, ...]:
-        """A color by name, or as #rrggbb."""
+        """The RGB values of a color's name or of #rrggbb."""
         if color.startswith("#"):
             return ImageColor.getrgb(color)
         if color not in COLORS:

@@ -1,6 +1,7 @@
 """Acrobot."""
 
 from dataclasses import dataclass
+from typing import no_type_check
 
 import warp as wp
 
@@ -8,6 +9,7 @@ from shoal.core import Box, Discrete, Field, Group, KernelWorld, Random, sincos,
 
 
 @wp.func
+@no_type_check
 def derivative(s: wp.vec4, torque: float):
     """Time derivative of (angle 1, angle 2, spin 1, spin 2): two links of 1 kg and 1 m, center of mass half-way."""
     sin2, cos2 = sincos(s[1])
@@ -23,6 +25,7 @@ def derivative(s: wp.vec4, torque: float):
 
 
 @wp.func
+@no_type_check
 def swing(
     env: int,
     action: wp.array[int],
@@ -30,7 +33,7 @@ def swing(
     reward: wp.array[float],
     terminated: wp.array[wp.bool],
 ):
-    """One Runge-Kutta step of 0.2 s, as in Gymnasium (the "book" dynamics, no noise)."""
+    """One Runge-Kutta step of 0.2 s, as in Gymnasium (`book_or_nips="book"`, no noise)."""
     torque = float(action[env] - 1)
     s = links[env]
     k1 = derivative(s, torque)
@@ -51,11 +54,13 @@ def swing(
 
 
 @wp.func
+@no_type_check
 def hang(env: int, rng: Random, links: wp.array[wp.vec4]):
     links[env] = uniform4(rng, 0, -0.1, 0.1)
 
 
 @wp.func
+@no_type_check
 def look(env: int, links: wp.array[wp.vec4], observation: wp.array2d[float]):
     s = links[env]
     sin1, cos1 = sincos(s[0])

@@ -1,6 +1,7 @@
 """CartPole."""
 
 from dataclasses import dataclass
+from typing import no_type_check
 
 import warp as wp
 
@@ -8,6 +9,7 @@ from shoal.core import Box, Discrete, Field, Group, KernelWorld, Random, sincos_
 
 
 @wp.func
+@no_type_check
 def push(
     env: int,
     force: float,
@@ -34,6 +36,7 @@ def push(
 
 
 @wp.func
+@no_type_check
 def stand_up(
     env: int,
     rng: Random,
@@ -50,6 +53,7 @@ def stand_up(
 
 
 @wp.func
+@no_type_check
 def look(
     env: int,
     x: wp.array[float],

@@ -1,6 +1,7 @@
 """MountainCar."""
 
 from dataclasses import dataclass
+from typing import no_type_check
 
 import warp as wp
 
@@ -8,8 +9,9 @@ from shoal.core import Box, Discrete, Field, Group, KernelWorld, Random, sincos,
 
 
 @wp.func
+@no_type_check
 def roll(position: float, speed: float, push: float):
-    """One step in the valley: the next position and speed, stopped by the wall on the left."""
+    """One step in the valley: the next position and speed. The left wall stops the car."""
     _sine, cosine = sincos(3.0 * position)
     v = wp.clamp(speed + push - 0.0025 * cosine, -0.07, 0.07)
     p = wp.clamp(position + v, -1.2, 0.6)
@@ -18,6 +20,7 @@ def roll(position: float, speed: float, push: float):
 
 
 @wp.func
+@no_type_check
 def drive(
     env: int,
     goal_speed: float,
@@ -35,18 +38,20 @@ def drive(
 
 
 @wp.func
+@no_type_check
 def park(env: int, rng: Random, position: wp.array[float], speed: wp.array[float]):
     position[env] = uniform(rng, 0, -0.6, -0.4)
     speed[env] = 0.0
 
 
 @wp.func
+@no_type_check
 def look(env: int, position: wp.array[float], speed: wp.array[float], observation: wp.array[wp.vec2]):
     observation[env] = wp.vec2(position[env], speed[env])
 
 
 def draw_valley(canvas, position: float, goal: float) -> None:
-    """The hill, the flag and the car."""
+    """Draw the hill, the flag and the car."""
 
     def height(x: float) -> float:
         return 0.45 * canvas.sin(3.0 * x) + 0.55
@@ -76,18 +81,18 @@ class MountainCar(KernelWorld):
         max_steps: int = 200
         """Steps before an episode is truncated."""
         goal_speed: float = 0.0
-        """Least speed at the flag for the episode to end."""
+        """Minimum speed at the flag for the episode to end [1/step]."""
 
     name = "mountain-car"
     state = dict(position=Field(float), speed=Field(float, unit="1/step"))
     groups = (Group("car", observation=Box(2), action=Discrete(3)),)
     step, reset, observe = drive, park, look
     settings = dict(
-        # Without repeated actions hardly any first episode reaches the flag.
+        # Without repeated actions almost no early episode reaches the flag.
         common=dict(action_repeat=4, lr=2.5e-3, ent_coef=0.01, normalize_obs=True, normalize_reward=True),
         cpu=dict(total_steps=1_000_000, num_envs=256, rollout_steps=32),
         gpu=dict(total_steps=16_000_000, num_envs=4096, rollout_steps=32),
-        # Q-values begin at 0, above anything there is to win: that drives the car where it has not been.
+        # Q-values start at 0, above any possible return: this optimism drives exploration.
         dqn=dict(
             action_repeat=1,
             rollout_steps=4,

@@ -1,6 +1,7 @@
 """MountainCarContinuous."""
 
 from dataclasses import dataclass
+from typing import no_type_check
 
 import warp as wp
 
@@ -9,6 +10,7 @@ from shoal.worlds.mountain_car import draw_valley, look, park, roll
 
 
 @wp.func
+@no_type_check
 def drive(
     env: int,
     goal_speed: float,
@@ -33,7 +35,7 @@ class MountainCarContinuous(KernelWorld):
     | | |
     |---|---|
     | observation | position and speed |
-    | action | force within 1 |
+    | action | force from -1 to 1 |
     | reward | 100 at the flag, less 0.1 force^2 per step |
     | end | terminated at position 0.45, truncated after `max_steps` |
     """
@@ -43,14 +45,14 @@ class MountainCarContinuous(KernelWorld):
         max_steps: int = 999
         """Steps before an episode is truncated."""
         goal_speed: float = 0.0
-        """Least speed at the flag for the episode to end."""
+        """Minimum speed at the flag for the episode to end [1/step]."""
 
     name = "mountain-car-continuous"
     state = dict(position=Field(float), speed=Field(float, unit="1/step"))
     groups = (Group("car", observation=Box(2), action=Box(1, -1.0, 1.0)),)
     step, reset, observe = drive, park, look
     settings = dict(
-        # Without repeated actions and a wide first spread hardly any first episode reaches the flag.
+        # Without repeated actions and a large initial deviation almost no early episode reaches the flag.
         common=dict(
             action_repeat=4, log_std_init=0.5, lr=2.5e-3, gamma=0.999, normalize_obs=True, normalize_reward=True
         ),

@@ -1,4 +1,4 @@
-"""Facts and parameters of the states in the world `pandemic`, and the calibration file that replaces them."""
+"""Populations and parameters of the states in the world `pandemic`, and the calibration file for them."""
 
 import json
 import math
@@ -34,7 +34,7 @@ CA UT CO NE MO KY WV VA MD DE .
 .  .  .  OK LA MS AL GA .  .  .
 HI .  .  TX .  .  .  .  FL .  .
 """
-"""Where the picture shows each state: one tile each, roughly as on a map."""
+"""Tiles of the picture: one per state, placed roughly as on a map."""
 
 PER_STATE = {
     "population": (1.0, 1e10),
@@ -55,7 +55,7 @@ PER_STATE = {
     "health_weight": (0.0, 1000.0),
     "economy_weight": (0.0, 1000.0),
 }
-"""What a calibration file may set, for all states or for each, and its range."""
+"""Parameters that a calibration file can set, for all states or for each, with their ranges."""
 
 NATIONAL = {
     "cooldown_days": (0.0, 1e6),
@@ -64,18 +64,18 @@ NATIONAL = {
     "full_subsidy": (0.0, 1.0),
     "subsidy_cost": (0.0, 1000.0),
 }
-"""Ranges of settings that are the same for all states."""
+"""Ranges of the settings that are equal for all states."""
 
 
 def per_state(config: Any) -> dict[str, np.ndarray]:
-    """Each of PER_STATE for every state: from the calibration file, if it is there, else from the settings."""
+    """The parameters of PER_STATE as arrays [state]: from the calibration file, else from the settings."""
     found = {name: np.full(len(POPULATION), getattr(config, name, 0.0)) for name in PER_STATE}
     found["population"] = np.array(list(POPULATION.values()), float)
     given = _read(config.calibration) if config.calibration else {}
     for name, value in given.items():
         if name not in PER_STATE:
             raise unknown(f"parameter in {config.calibration}:", name, PER_STATE)
-        found[name] = _numbers(f"{config.calibration}: {name!r}", value)
+        found[name] = _array(f"{config.calibration}: {name!r}", value)
     for name, limits in PER_STATE.items():
         for state, value in zip(POPULATION, found[name], strict=True):
             flag = f"--world.{name.replace('_', '-')}"
@@ -85,15 +85,15 @@ def per_state(config: Any) -> dict[str, np.ndarray]:
     return found
 
 
-def _require(what: str, value: float, low: float, high: float) -> None:
+def _require(label: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
-        raise ShoalError(f"{what} must be between {low:g} and {high:g}, got {value:g}.")
+        raise ShoalError(f"{label} must be between {low:g} and {high:g}, got {value:g}.")
 
 
 def _read(path: str) -> dict[str, Any]:
     file = Path(path)
     if not file.is_file():
-        raise ShoalError(f"There is no calibration file {path}; give --world.calibration a JSON file, or leave it out.")
+        raise ShoalError(f"There is no calibration file {path}; give --world.calibration a JSON file, or omit it.")
     try:
         given = json.loads(file.read_text())
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -103,12 +103,12 @@ def _read(path: str) -> dict[str, Any]:
     return given
 
 
-def _numbers(what: str, value: Any) -> np.ndarray:
-    """A number for all states, or one for each, as an array."""
+def _array(label: str, value: Any) -> np.ndarray:
+    """An array [state] from a number for all states or a list."""
     values = value if isinstance(value, list) else [value] * len(POPULATION)
     if len(values) != len(POPULATION):
-        raise ShoalError(f"{what} must be a number or a list of {len(POPULATION)}, got a list of {len(values)}.")
+        raise ShoalError(f"{label} must be a number or a list of {len(POPULATION)}, got a list of {len(values)}.")
     for state, number in zip(POPULATION, values, strict=True):
         if isinstance(number, bool) or not isinstance(number, (int, float)) or not math.isfinite(number):
-            raise ShoalError(f"{what} must hold finite numbers, got {number!r} for {state}.")
+            raise ShoalError(f"{label} must hold finite numbers, got {number!r} for {state}.")
     return np.array(values, float)

@@ -1,6 +1,7 @@
 """Pendulum."""
 
 from dataclasses import dataclass
+from typing import no_type_check
 
 import warp as wp
 
@@ -8,6 +9,7 @@ from shoal.core import Box, Field, Group, KernelWorld, Random, sincos, uniform4,
 
 
 @wp.func
+@no_type_check
 def swing(
     env: int,
     gravity: float,
@@ -16,7 +18,7 @@ def swing(
     spin: wp.array[float],
     reward: wp.array[float],
 ):
-    """Semi-implicit Euler with Gymnasium's constants: 1 kg, 1 m, 50 ms, torque within 2 N m, spin within 8 rad/s."""
+    """Semi-implicit Euler with Gymnasium's constants: 1 kg, 1 m, 50 ms, |torque| <= 2 N m, |spin| <= 8 rad/s."""
     torque = wp.clamp(action[env, 0], -2.0, 2.0)
     upright = wrap_angle(angle[env])
     reward[env] = -(upright * upright + 0.1 * spin[env] * spin[env] + 0.001 * torque * torque)
@@ -26,6 +28,7 @@ def swing(
 
 
 @wp.func
+@no_type_check
 def hang(env: int, rng: Random, angle: wp.array[float], spin: wp.array[float]):
     start = uniform4(rng, 0, -1.0, 1.0)
     angle[env] = 3.1415927 * start[0]
@@ -33,6 +36,7 @@ def hang(env: int, rng: Random, angle: wp.array[float], spin: wp.array[float]):
 
 
 @wp.func
+@no_type_check
 def look(env: int, angle: wp.array[float], spin: wp.array[float], observation: wp.array[wp.vec3]):
     sine, cosine = sincos(angle[env])
     observation[env] = wp.vec3(cosine, sine, spin[env])
@@ -44,7 +48,7 @@ class Pendulum(KernelWorld):
     | | |
     |---|---|
     | observation | cosine and sine of the angle (0 is upright), spin [rad/s] |
-    | action | torque within 2 [N m] |
+    | action | torque from -2 to 2 [N m] |
     | reward | -(angle^2 + 0.1 spin^2 + 0.001 torque^2) |
     | end | truncated after `max_steps` |
     """

@@ -1,6 +1,7 @@
 """Tag in a square."""
 
 from dataclasses import dataclass
+from typing import no_type_check
 
 import numpy as np
 import warp as wp
@@ -9,18 +10,19 @@ from shoal.core import Box, Field, ForGroup, Group, KernelWorld, Layout2D, Multi
 from shoal.core.errors import ShoalError
 
 TURN = wp.constant(6.283185307179586)
-PER_NEIGHBOR = 7
-OF_ONESELF = 6
-MOST_NEIGHBORS = 16
+NEIGHBOR_FEATURES = 7
+OWN_FEATURES = 6
+MAX_NEIGHBORS = 16
 
-Distances = wp.types.vector(length=MOST_NEIGHBORS, dtype=float)
-Numbers = wp.types.vector(length=MOST_NEIGHBORS, dtype=int)
+Distances = wp.types.vector(length=MAX_NEIGHBORS, dtype=float)
+Indices = wp.types.vector(length=MAX_NEIGHBORS, dtype=int)
 
-# All agents of an env stand in one row, taggers first: `me` counts there, `agent` within its group, `first` is
-# where that begins. A motion is (speed, direction, acceleration).
+# Arrays have all agents of an env, taggers first. `me` is an index into them, `agent` the index within a group, `first`
+# the index of the group's first agent. A motion is (speed, direction, acceleration).
 
 
 @wp.func
+@no_type_check
 def drive(
     env: int,
     agent: int,
@@ -55,7 +57,8 @@ def drive(
 
 
 @wp.func
-def get_tagged(
+@no_type_check
+def tag_runners(
     env: int,
     agent: int,
     taggers: int,
@@ -73,9 +76,9 @@ def get_tagged(
     left: wp.array[int],
     reward: wp.array2d[float],
 ):
-    """A runner whose nearest tagger is close enough leaves the game; that tagger alone is credited.
+    """A runner whose nearest tagger is close enough leaves the game; only that tagger gets the tag.
 
-    Counts are integers: whatever the order of the threads, they come out the same.
+    Counts are integers, so they do not depend on the order of threads.
     """
     if alive[env, agent]:
         reach = tag_distance * size
@@ -99,7 +102,8 @@ def get_tagged(
 
 
 @wp.func
-def count_tags(
+@no_type_check
+def reward_taggers(
     env: int, agent: int, tag_reward: float, step_reward: float, tags: wp.array2d[int], reward: wp.array2d[float]
 ):
     reward[env, agent] = reward[env, agent] + step_reward + tag_reward * float(tags[env, agent])
@@ -107,7 +111,8 @@ def count_tags(
 
 
 @wp.func
-def judge(
+@no_type_check
+def end_game(
     env: int,
     runners: int,
     max_steps: int,
@@ -121,12 +126,14 @@ def judge(
 
 
 @wp.func
-def count_runners(env: int, runners: int, left: wp.array[int]):
+@no_type_check
+def reset_runner_count(env: int, runners: int, left: wp.array[int]):
     left[env] = runners
 
 
 @wp.func
-def place(
+@no_type_check
+def place_agents(
     env: int,
     agent: int,
     first: int,
@@ -137,7 +144,7 @@ def place(
     motion: wp.array2d[wp.vec3],
     present: wp.array2d[wp.bool],
 ):
-    """Anywhere, at rest, heading in one of four directions; with a fixed start, where env 0 began."""
+    """Place agents at random, at rest, in one of four directions. With `fixed_start`: as in episode 0 of env 0."""
     me = first + agent
     source = Random()
     source.seed = rng.seed
@@ -151,7 +158,8 @@ def place(
 
 
 @wp.func
-def look(
+@no_type_check
+def observe_neighbors(
     env: int,
     agent: int,
     first: int,
@@ -168,7 +176,7 @@ def look(
     present: wp.array2d[wp.bool],
     observation: wp.array3d[float],
 ):
-    """What an agent sees: its nearest neighbors in the game, nearest first; no more memory than a short list."""
+    """Observe the nearest agents that are in the game, nearest first."""
     me = first + agent
     row = observation[env, agent]
     if not present[env, me]:
@@ -176,34 +184,34 @@ def look(
             row[i] = 0.0
         return
     here = position[env, me]
-    # Sorted lists in registers. Of MOST_NEIGHBORS places the last `neighbors` are in use: the others hold -1, which
-    # no distance undercuts, so that the loop that keeps the lists sorted can be unrolled.
+    # Sorted lists in registers. Only the last `neighbors` of MAX_NEIGHBORS elements are used. The others hold -1, below
+    # any distance, so that the loop that keeps the lists sorted has a constant length and can be unrolled.
     nearest = Distances()
-    who = Numbers()
-    for i in range(MOST_NEIGHBORS):
-        nearest[i] = wp.where(i < MOST_NEIGHBORS - neighbors, -1.0, 3.4e38)
-        who[i] = -1
+    index = Indices()
+    for i in range(MAX_NEIGHBORS):
+        nearest[i] = wp.where(i < MAX_NEIGHBORS - neighbors, -1.0, 3.4e38)
+        index[i] = -1
     for other in range(position.shape[1]):
         apart = wp.length_sq(position[env, other] - here)
-        if apart < nearest[MOST_NEIGHBORS - 1] and other != me and present[env, other]:
-            number = int(other)
-            for i in range(MOST_NEIGHBORS):
+        if apart < nearest[MAX_NEIGHBORS - 1] and other != me and present[env, other]:
+            candidate = int(other)
+            for i in range(MAX_NEIGHBORS):
                 old_apart = nearest[i]
-                old_number = who[i]
+                old_index = index[i]
                 closer = apart < old_apart
                 nearest[i] = wp.where(closer, apart, old_apart)
-                who[i] = wp.where(closer, number, old_number)
+                index[i] = wp.where(closer, candidate, old_index)
                 apart = wp.where(closer, old_apart, apart)
-                number = wp.where(closer, old_number, number)
+                candidate = wp.where(closer, old_index, candidate)
     mine = motion[env, me]
     sine = float(0.0)
     cosine = float(1.0)
     if own_frame:
         sine, cosine = sincos(mine[1])
-    for i in range(MOST_NEIGHBORS):
-        at = PER_NEIGHBOR * (i - (MOST_NEIGHBORS - neighbors))
+    for i in range(MAX_NEIGHBORS):
+        at = NEIGHBOR_FEATURES * (i - (MAX_NEIGHBORS - neighbors))
         if at >= 0:
-            other = who[i]
+            other = index[i]
             there = position[env, wp.max(other, 0)] - here
             change = motion[env, wp.max(other, 0)] - mine
             found = wp.where(other >= 0, 1.0, 0.0)
@@ -214,7 +222,7 @@ def look(
             row[at + 4] = found * change[1] / TURN
             row[at + 5] = wp.where(other < taggers, found, 0.0)
             row[at + 6] = found
-    end = PER_NEIGHBOR * neighbors
+    end = NEIGHBOR_FEATURES * neighbors
     row[end] = float(step_count[env]) / float(max_steps)
     if own_frame:
         x = 0.5 - here[0] / size
@@ -228,19 +236,19 @@ def look(
 
 
 class TagContinuous(KernelWorld):
-    """Taggers hunt runners in a square; both steer by acceleration and turn (WarpDrive's Tag, continuous).
+    """Taggers chase runners in a square; both choose acceleration and turn (WarpDrive's Tag, continuous).
 
     | | |
     |---|---|
-    | observation | of each of the `neighbors` nearest agents in the game, nearest first: x, y (/ diagonal), speed, |
-    | | acceleration (/ their limits), direction (/ turn), all relative to one's own, 1 for taggers, 1; then time / |
-    | | max_steps. Such agents do not know where they are heading; with `own_frame` they do |
+    | observation | for each of the `neighbors` nearest agents in the game, nearest first: x, y (/ diagonal), speed, |
+    | | acceleration (/ their limits), direction (/ full turn), relative to the agent, 1 for taggers, 1; then time / |
+    | | max_steps. Only with `own_frame` does an agent observe its own direction |
     | action | acceleration and turn: 0 for none, else one of evenly spaced levels |
-    | reward | tagger: `tag_reward` per tag; runner: -`tag_penalty` when tagged, `end_reward` for lasting; |
+    | reward | tagger: `tag_reward` per tag; runner: -`tag_penalty` when tagged, `end_reward` if never tagged; |
     | | both: `step_reward`, -`edge_penalty` |
-    | end | terminated when no runner is left or after `max_steps`, as the game is over then |
+    | end | terminated when no runner is left or after `max_steps`: the time is part of the game |
 
-    A runner is tagged when its nearest tagger is closer than `tag_distance` times the size; it leaves the game.
+    A runner is tagged when its nearest tagger is closer than `tag_distance` times the size. It then leaves the game.
     """
 
     @dataclass(frozen=True)
@@ -252,87 +260,87 @@ class TagContinuous(KernelWorld):
         size: float = 20.0
         """Side of the square [m]."""
         max_steps: int = 500
-        """Steps of a game."""
+        """Length of a game [steps]."""
         neighbors: int = 10
-        """How many of the nearest agents one sees (at most 16)."""
+        """Number of nearest agents in an observation (up to 16)."""
         own_frame: bool = False
-        """Show positions ahead and to the left instead of along x and y, and add what an agent knows of itself:
-        where the middle of the square is, its speed and acceleration, the cosine and sine of its direction."""
+        """Observe positions ahead and to the left instead of along x and y, and the agent's own state: position of
+        the square's center, speed, acceleration, cosine and sine of the direction."""
         max_speed: float = 1.0
         """Speed limit at skill 1 [m/step]."""
         max_acceleration: float = 0.1
-        """Largest change of acceleration, either way [m/step^2]."""
+        """Maximum change of the acceleration in a step [m/step^2]."""
         max_turn: float = 2.356
-        """Largest turn, either way [rad]."""
+        """Maximum turn in a step [rad]."""
         acceleration_levels: int = 20
-        """Choices of acceleration, besides none."""
+        """Number of choices of the acceleration, besides none."""
         turn_levels: int = 20
-        """Choices of turn, besides none."""
+        """Number of choices of the turn, besides none."""
         tagger_skill: float = 1.0
-        """Speed limit of taggers, as a factor."""
+        """Factor of the speed limit of taggers."""
         runner_skill: float = 1.0
-        """Speed limit of runners, as a factor."""
+        """Factor of the speed limit of runners."""
         tag_distance: float = 0.02
-        """Reach of a tagger, as a share of the size."""
+        """Reach of a tagger, as a fraction of the size."""
         tag_reward: float = 10.0
-        """What a tag brings the tagger."""
+        """Reward of the tagger for a tag."""
         tag_penalty: float = 10.0
-        """What it costs the runner."""
+        """Penalty of the runner for being tagged."""
         end_reward: float = 1.0
-        """What a runner gets for lasting to the end."""
+        """Reward of a runner that is never tagged, at the end."""
         step_reward: float = 0.0
-        """What every step brings everyone in the game."""
+        """Reward of every agent in the game, per step."""
         edge_penalty: float = 0.0
-        """Cost of running into the edge."""
+        """Penalty for hitting the edge."""
         fixed_start: bool = False
-        """Begin every episode of every env alike, instead of anew at random."""
+        """Start every episode of every env in the same positions, instead of random ones."""
 
         def __post_init__(self):
             for name in ("taggers", "runners", "acceleration_levels", "turn_levels"):
                 if getattr(self, name) < 1:
                     raise ShoalError(f"--world.{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}.")
-            if not 1 <= self.neighbors <= MOST_NEIGHBORS:
-                raise ShoalError(f"--world.neighbors must be between 1 and {MOST_NEIGHBORS}, got {self.neighbors}.")
+            if not 1 <= self.neighbors <= MAX_NEIGHBORS:
+                raise ShoalError(f"--world.neighbors must be between 1 and {MAX_NEIGHBORS}, got {self.neighbors}.")
             for name in ("size", "max_speed", "max_acceleration", "tagger_skill", "runner_skill"):
                 if getattr(self, name) <= 0.0:
                     raise ShoalError(f"--world.{name.replace('_', '-')} must be above 0, got {getattr(self, name)}.")
 
     @staticmethod
     def state(config):
-        everyone = config.taggers + config.runners
+        agents = config.taggers + config.runners
         return dict(
-            position=Field(wp.vec2, (everyone,), unit="m"),
-            motion=Field(wp.vec3, (everyone,), unit="m/step, rad, m/step^2"),
-            present=Field(bool, (everyone,), doc="in the game"),
-            tags=Field(int, (config.taggers,), doc="runners that a tagger has tagged in this step"),
+            position=Field(wp.vec2, (agents,), unit="m"),
+            motion=Field(wp.vec3, (agents,), unit="m/step, rad, m/step^2"),
+            present=Field(bool, (agents,), doc="in the game"),
+            tags=Field(int, (config.taggers,), doc="runners tagged in this step"),
             left=Field(int, doc="runners in the game"),
             tagged=Field(float, doc="runners tagged in this episode"),
         )
 
     @staticmethod
     def groups(config):
-        sight = Box(PER_NEIGHBOR * config.neighbors + 1 + (OF_ONESELF if config.own_frame else 0))
+        observation = Box(NEIGHBOR_FEATURES * config.neighbors + 1 + (OWN_FEATURES if config.own_frame else 0))
         action = MultiDiscrete((config.acceleration_levels + 1, config.turn_levels + 1))
         return (
-            Group("tagger", observation=sight, action=action, agents=config.taggers),
-            Group("runner", observation=sight, action=action, agents=config.runners, can_leave=True),
+            Group("tagger", observation=observation, action=action, agents=config.taggers),
+            Group("runner", observation=observation, action=action, agents=config.runners, can_leave=True),
         )
 
     @staticmethod
     def tables(config):
         pushes = np.linspace(-config.max_acceleration, config.max_acceleration, config.acceleration_levels)
         turns = np.linspace(-config.max_turn, config.max_turn, config.turn_levels)
-        return {name: np.float32([0.0, *levels]) for name, levels in (("pushes", pushes), ("turns", turns))}
+        return {name: np.array([0.0, *levels], np.float32) for name, levels in (("pushes", pushes), ("turns", turns))}
 
     step = (
         ForGroup("tagger", drive),
         ForGroup("runner", drive),
-        ForGroup("runner", get_tagged),
-        ForGroup("tagger", count_tags),
-        judge,
+        ForGroup("runner", tag_runners),
+        ForGroup("tagger", reward_taggers),
+        end_game,
     )
-    reset = (count_runners, ForGroup("tagger", place), ForGroup("runner", place))
-    observe = (ForGroup("tagger", look), ForGroup("runner", look))
+    reset = (reset_runner_count, ForGroup("tagger", place_agents), ForGroup("runner", place_agents))
+    observe = (ForGroup("tagger", observe_neighbors), ForGroup("runner", observe_neighbors))
     reports = ("tagged",)
     layout = Layout2D(size="size", x="position[0]", y="position[1]", heading="motion[1]")
     settings = dict(

@@ -1,6 +1,7 @@
 """Tag on a grid."""
 
 from dataclasses import dataclass
+from typing import no_type_check
 
 import warp as wp
 
@@ -14,8 +15,9 @@ FAR = wp.constant(wp.int64(0x7FFFFFFFFFFFFFFF))
 
 
 @wp.func
+@no_type_check
 def walk(action: int, size: int, x: int, y: int):
-    """The cell after one action, kept inside, and 1 if the wall was in the way."""
+    """The cell after one action, and 1.0 if a wall stopped the agent."""
     to_x = x + wp.where(action == 1, 1, 0) - wp.where(action == 2, 1, 0)
     to_y = y + wp.where(action == 3, 1, 0) - wp.where(action == 4, 1, 0)
     inside_x = wp.clamp(to_x, 0, size)
@@ -25,7 +27,8 @@ def walk(action: int, size: int, x: int, y: int):
 
 
 @wp.func
-def run(
+@no_type_check
+def move_runner(
     env: int,
     size: int,
     wall_penalty: float,
@@ -43,7 +46,8 @@ def run(
 
 
 @wp.func
-def chase(
+@no_type_check
+def move_tagger(
     env: int,
     agent: int,
     size: int,
@@ -61,11 +65,12 @@ def chase(
     y[env, agent] = to_y
     reward[env, agent] = -wall_penalty * hit
     if to_x == runner_x[env] and to_y == runner_y[env]:
-        tagged[env] = 1.0  # several taggers may write, all of them the same
+        tagged[env] = 1.0  # several taggers may write, all the same value
 
 
 @wp.func
-def judge(
+@no_type_check
+def end_game(
     env: int,
     tag_penalty: float,
     step_cost: float,
@@ -79,14 +84,16 @@ def judge(
 
 
 @wp.func
-def share(
+@no_type_check
+def reward_tagger(
     env: int, agent: int, tag_reward: float, step_cost: float, tagged: wp.array[float], reward: wp.array2d[float]
 ):
-    """All taggers win together."""
+    """Every tagger gets the reward of a tag."""
     reward[env, agent] = reward[env, agent] + wp.where(tagged[env] > 0.0, tag_reward, -step_cost)
 
 
 @wp.func
+@no_type_check
 def place_runner(
     env: int, rng: Random, size: int, random_start: bool, runner_x: wp.array[int], runner_y: wp.array[int]
 ):
@@ -96,6 +103,7 @@ def place_runner(
 
 
 @wp.func
+@no_type_check
 def place_tagger(
     env: int, agent: int, rng: Random, size: int, random_start: bool, x: wp.array2d[int], y: wp.array2d[int]
 ):
@@ -105,13 +113,15 @@ def place_tagger(
 
 
 @wp.func
-def forget_nearest(env: int, nearest: wp.array2d[wp.int64]):
+@no_type_check
+def clear_nearest(env: int, nearest: wp.array2d[wp.int64]):
     for slot in range(SLOTS):
         nearest[env, slot] = FAR
 
 
 @wp.func
-def seek(
+@no_type_check
+def find_nearest(
     env: int,
     agent: int,
     full: bool,
@@ -121,9 +131,9 @@ def seek(
     runner_y: wp.array[int],
     nearest: wp.array2d[wp.int64],
 ):
-    """Find the tagger next to the runner: the smallest (squared distance, number), whoever comes first.
+    """Find the tagger nearest to the runner: the smallest (squared distance, index), in any order of threads.
 
-    A thousand threads that want the same number wait for one another; spread over slots, hardly.
+    Atomic operations on a single address would serialize a thousand threads, so taggers are spread over slots.
     """
     if not full:
         dx = wp.int64(x[env, agent] - runner_x[env])
@@ -132,7 +142,8 @@ def seek(
 
 
 @wp.func
-def describe(
+@no_type_check
+def write_full(
     env: int,
     me: int,
     size: int,
@@ -144,7 +155,7 @@ def describe(
     runner_y: wp.array[int],
     row: wp.array[float],
 ):
-    """The full observation of agent `me`, the runner being the last."""
+    """Write the full observation of agent `me`; the runner is the last agent."""
     scale = 1.0 / float(size)
     taggers = tagger_x.shape[1]
     for other in range(taggers):
@@ -160,8 +171,11 @@ def describe(
 
 
 @wp.func
-def sketch(x: int, y: int, other_x: int, other_y: int, is_tagger: float, size: int, time: float, row: wp.array[float]):
-    """The observation of six numbers: oneself and the other one that matters."""
+@no_type_check
+def write_partial(
+    x: int, y: int, other_x: int, other_y: int, is_tagger: float, size: int, time: float, row: wp.array[float]
+):
+    """Write the partial observation: the agent itself, and the runner or the nearest tagger."""
     scale = 1.0 / float(size)
     row[0] = float(x) * scale
     row[1] = float(y) * scale
@@ -172,7 +186,8 @@ def sketch(x: int, y: int, other_x: int, other_y: int, is_tagger: float, size: i
 
 
 @wp.func
-def look_tagger(
+@no_type_check
+def observe_tagger(
     env: int,
     agent: int,
     full: bool,
@@ -186,18 +201,19 @@ def look_tagger(
     observation: wp.array3d[float],
 ):
     if full:
-        describe(
+        write_full(
             env, agent, size, max_steps, step_count, tagger_x, tagger_y, runner_x, runner_y, observation[env, agent]
         )
     else:
         time = float(step_count[env]) / float(max_steps)
         x = tagger_x[env, agent]
         y = tagger_y[env, agent]
-        sketch(x, y, runner_x[env], runner_y[env], 1.0, size, time, observation[env, agent])
+        write_partial(x, y, runner_x[env], runner_y[env], 1.0, size, time, observation[env, agent])
 
 
 @wp.func
-def look_runner(
+@no_type_check
+def observe_runner(
     env: int,
     full: bool,
     size: int,
@@ -213,51 +229,51 @@ def look_runner(
     if full:
         taggers = tagger_x.shape[1]
         row = runner_observation[env]
-        describe(env, taggers, size, max_steps, step_count, tagger_x, tagger_y, runner_x, runner_y, row)
+        write_full(env, taggers, size, max_steps, step_count, tagger_x, tagger_y, runner_x, runner_y, row)
     else:
         best = nearest[env, 0]
         for slot in range(1, SLOTS):
             best = wp.min(best, nearest[env, slot])
-        hunter = int(best & wp.int64(0xFFFFF))
+        nearest_tagger = int(best & wp.int64(0xFFFFF))
         time = float(step_count[env]) / float(max_steps)
-        x = tagger_x[env, hunter]
-        y = tagger_y[env, hunter]
-        sketch(runner_x[env], runner_y[env], x, y, 0.0, size, time, runner_observation[env])
+        x = tagger_x[env, nearest_tagger]
+        y = tagger_y[env, nearest_tagger]
+        write_partial(runner_x[env], runner_y[env], x, y, 0.0, size, time, runner_observation[env])
 
 
 class TagGrid(KernelWorld):
-    """Taggers hunt one runner on a grid; they win together (WarpDrive's Tag, grid).
+    """Taggers chase one runner on a grid; a tag rewards all of them (WarpDrive's Tag, grid).
 
     | | |
     |---|---|
-    | observation | `full`: of every agent x, y (/ size), 1 for taggers, 1 for oneself; then time / max_steps |
-    | or | own x, y, those of the runner (the runner sees the nearest tagger), 1 for taggers, time / max_steps |
+    | observation | `full`: for every agent x, y (/ size), 1 for taggers, 1 for itself; then time / max_steps |
+    | or | own x, y; x, y of the runner, or for the runner of the nearest tagger; 1 for taggers; time / max_steps |
     | action | stay, +x, -x, +y, -y |
     | reward | after a tag `tag_reward` for every tagger, -`tag_penalty` for the runner; else the step cost |
     | | is paid by taggers and earned by the runner; -`wall_penalty` against a wall |
-    | end | terminated when a tagger stands on the runner's cell, truncated after `max_steps` |
+    | end | terminated when a tagger is on the runner's cell, truncated after `max_steps` |
     """
 
     @dataclass(frozen=True)
     class Config:
         taggers: int = 4
-        """Taggers per env; with them is one runner."""
+        """Taggers per env, besides one runner."""
         size: int = 100
-        """The cells are 0 to this, inclusive, in x and y."""
+        """Largest coordinate of a cell: x and y are 0 to `size`, inclusive."""
         max_steps: int = 100
         """Steps before an episode is truncated."""
         full: bool = True
-        """Show every agent to every agent, instead of six numbers."""
+        """Observe all agents, instead of six values."""
         random_start: bool = False
-        """Start anywhere, instead of taggers in the middle and the runner in a corner."""
+        """Start in random cells, instead of taggers in the middle and the runner in a corner."""
         wall_penalty: float = 0.1
-        """Cost of running into a wall."""
+        """Penalty for hitting a wall."""
         tag_reward: float = 10.0
-        """What each tagger gets for a tag."""
+        """Reward of each tagger for a tag."""
         tag_penalty: float = 5.0
-        """What it costs the runner."""
+        """Penalty of the runner for being tagged."""
         step_cost: float = 0.01
-        """What a step without a tag costs a tagger and brings the runner."""
+        """Cost of a step without a tag for each tagger, and reward for the runner."""
 
         def __post_init__(self):
             if self.taggers < 1 or self.taggers >= 2**20:
@@ -274,20 +290,20 @@ class TagGrid(KernelWorld):
             runner_x=Field(int, (1,), unit="cells"),
             runner_y=Field(int, (1,), unit="cells"),
             tagged=Field(float, doc="1 once the runner is tagged"),
-            nearest=Field(wp.int64, (SLOTS,), doc="squared distance and number of the tagger next to the runner"),
+            nearest=Field(wp.int64, (SLOTS,), doc="squared distance and index of the nearest tagger"),
         )
 
     @staticmethod
     def groups(config):
-        sight = Box(4 * (config.taggers + 1) + 1 if config.full else PARTIAL)
+        observation = Box(4 * (config.taggers + 1) + 1 if config.full else PARTIAL)
         return (
-            Group("tagger", observation=sight, action=Discrete(ACTIONS), agents=config.taggers),
-            Group("runner", observation=sight, action=Discrete(ACTIONS)),
+            Group("tagger", observation=observation, action=Discrete(ACTIONS), agents=config.taggers),
+            Group("runner", observation=observation, action=Discrete(ACTIONS)),
         )
 
-    step = (run, ForGroup("tagger", chase), judge, ForGroup("tagger", share))
+    step = (move_runner, ForGroup("tagger", move_tagger), end_game, ForGroup("tagger", reward_tagger))
     reset = (place_runner, ForGroup("tagger", place_tagger))
-    observe = (forget_nearest, ForGroup("tagger", seek), ForGroup("tagger", look_tagger), look_runner)
+    observe = (clear_nearest, ForGroup("tagger", find_nearest), ForGroup("tagger", observe_tagger), observe_runner)
     reports = ("tagged",)
     layout = Layout2D(size="size")
     settings = dict(

@@ -1,4 +1,4 @@
-"""Several groups in one env, agents that leave, choices that are not allowed."""
+"""Several groups in one env, agents that leave, masked choices."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from tests.helpers import (
     saved,
 )
 
-# --- Meadow: two groups, agents that leave, choices that are not allowed --------------------------------------------
+# --- Meadow: two groups, agents that leave, masked choices ----------------------------------------------------------
 
 CELLS = 6
 
@@ -108,7 +108,7 @@ class Meadow(KernelWorld):
     observe = [ForGroup("wolf", wolf_sees), ForGroup("sheep", sheep_sees)]
 
 
-class MeadowTwin:
+class MeadowReference:
     """One env of Meadow, in plain Python."""
 
     def __init__(self, env_id: int, max_steps: int = 9):
@@ -162,35 +162,37 @@ def meadow_rows(outputs) -> dict[str, list]:
     )
 
 
-def test_two_groups_equal_the_twin():
-    """Observations, rewards, who is alive, what is allowed, ends and group returns over many episodes."""
+def test_two_groups_equal_the_reference():
+    """Observations, rewards, alive flags, masks, ends and group returns are equal over many episodes."""
     envs = 7
-    world, twins = Meadow(envs), [MeadowTwin(i) for i in range(envs)]
+    world, references = Meadow(envs), [MeadowReference(i) for i in range(envs)]
     out = world.reset(0)
-    seen = [twin.reset() for twin in twins]
+    seen = [reference.reset() for reference in references]
     rng = np.random.default_rng(0)
     returns = {"wolf": np.zeros(envs), "sheep": np.zeros(envs)}
     running = {"wolf": np.zeros(envs), "sheep": np.zeros(envs)}
     ends = set()
     for _ in range(60):
         rows = meadow_rows(out)
-        for i, twin in enumerate(twins):
+        for i, reference in enumerate(references):
             assert (rows["wolf"][i], rows["sheep"][i]) == seen[i]
-            assert rows["mask"][i] == twin.mask()
-            assert rows["alive"][i] == twin.alive
+            assert rows["mask"][i] == reference.mask()
+            assert rows["alive"][i] == reference.alive
         actions = {
             "wolf": allowed_actions(out.groups["wolf"].action_mask, rng),
             "sheep": torch.as_tensor(rng.integers(0, 2, (envs, 3), dtype=np.int32)),
         }
         out = world.step(actions)
-        for i, twin in enumerate(twins):
-            wolf, sheep, terminated, truncated = twin.step(actions["wolf"][i].tolist(), actions["sheep"][i].tolist())
+        for i, reference in enumerate(references):
+            wolf, sheep, terminated, truncated = reference.step(
+                actions["wolf"][i].tolist(), actions["sheep"][i].tolist()
+            )
             assert out.groups["wolf"].reward[i].tolist() == wolf
             assert out.groups["sheep"].reward[i].tolist() == sheep
             assert (bool(out.terminated[i]), bool(out.truncated[i])) == (terminated, truncated)
             running["wolf"][i] += np.mean(wolf)
             running["sheep"][i] += np.mean(sheep)
-            seen[i] = twin.see()
+            seen[i] = reference.see()
             if terminated or truncated:
                 final = (
                     out.groups["wolf"].final_observation[i].tolist(),
@@ -201,14 +203,14 @@ def test_two_groups_equal_the_twin():
                 for name in returns:
                     returns[name][i] += running[name][i]
                     running[name][i] = 0.0
-                seen[i] = twin.reset()
+                seen[i] = reference.reset()
     assert {(True, False), (False, True)} <= ends
     for name, expected in returns.items():
         np.testing.assert_allclose(world.statistics().return_sum[name], expected, rtol=1e-5)
 
 
 def fresh_rows(world, alive: bool) -> Outputs:
-    """A row of a rollout, with `alive` left in it from some earlier time."""
+    """A row of a rollout whose `alive` has old values."""
     envs, groups = world.num_envs, {}
     for g in world.groups:
         shape = (envs, g.agents)
@@ -224,7 +226,7 @@ def fresh_rows(world, alive: bool) -> Outputs:
 
 @pytest.fixture(scope="module")
 def meadow_history():
-    """Twenty steps in place: actions, and who was alive after each."""
+    """Twenty steps in place: actions, and alive flags after each."""
     rng = np.random.default_rng(1)
     world = Meadow(7)
     out = world.reset(0)
@@ -243,7 +245,7 @@ def meadow_history():
 
 @pytest.mark.parametrize("stale", [True, False])
 def test_alive_is_carried_along_the_rows_of_a_rollout(meadow_history, stale):
-    """Stepping into rows that hold old numbers shows the same agents alive as stepping in place."""
+    """Steps into rows with old values give the same alive flags as steps in place."""
     world = Meadow(7)
     world.reset(0)
     for row, expected in zip(*meadow_history, strict=True):
@@ -251,8 +253,8 @@ def test_alive_is_carried_along_the_rows_of_a_rollout(meadow_history, stale):
         np.testing.assert_array_equal(out.groups["sheep"].alive, expected)
 
 
-def test_a_state_saved_between_rows_knows_who_is_alive(meadow_history):
-    """A world stepped into rows, saved, loaded elsewhere and stepped in place goes on as if nothing had happened."""
+def test_a_state_saved_between_rows_has_the_alive_flags(meadow_history):
+    """A world stepped into rows, saved, loaded elsewhere and stepped in place continues unchanged."""
     actions, alive = meadow_history
     world, other = Meadow(7), Meadow(7)
     world.reset(0)

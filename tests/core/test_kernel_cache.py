@@ -1,4 +1,4 @@
-"""The cache of compiled kernels: every kind of damage to every file is found before code runs, and is repaired."""
+"""The cache of compiled kernels: damage of any kind to any file is found before code runs, and repaired."""
 
 import errno
 import os
@@ -28,7 +28,7 @@ def count_up(first: int, out: wp.array[int]):
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """A cache of the test; what the process has loaded is forgotten before and after."""
+    """A cache for the test. The kernel is unloaded before and after."""
     init_warp()
     monkeypatch.setattr(wp.config, "kernel_cache_dir", str(tmp_path / "cache"))
     (tmp_path / "cache").mkdir()
@@ -38,7 +38,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def run() -> list[str]:
-    """Load the kernel as a new process would, check what it computes, and give the warnings."""
+    """Load the kernel as a new process would, check its result, and return the warnings."""
     count_up.module.unload()
     out = torch.zeros(3, dtype=torch.int32)
     plan = Plan(torch.device("cpu"), 3)
@@ -70,16 +70,16 @@ def test_every_damage_to_every_file_is_found_and_repaired(cache):
             problem = find_damage(entry, binary)
             if file.endswith(".cpp"):  # never read
                 assert problem is None, kind
-            elif file.endswith(CHECKSUMS) and kind == "missing":  # as a process leaves it that is killed while writing
+            elif file.endswith(CHECKSUMS) and kind == "missing":  # as left by a process that was killed while writing
                 assert problem == ""
             elif file.endswith(CHECKSUMS) and kind == "longer":
                 assert "holds no checksums" in str(problem)
             else:
                 assert problem, (file, kind)
                 assert file in problem or file.endswith(CHECKSUMS), (file, kind, problem)
-            made = shutil.copytree(good, cache.parent / "made")
-            kernel_cache._publish(made, entry, binary)
-            shutil.rmtree(made)
+            compiled = shutil.copytree(good, cache.parent / "compiled")
+            kernel_cache._publish(compiled, entry, binary)
+            shutil.rmtree(compiled)
             assert find_damage(entry, binary) is None, (file, kind)
     for kind in ("missing", "text", "a dangling link", "a pipe"):
         shutil.rmtree(entry)
@@ -87,9 +87,9 @@ def test_every_damage_to_every_file_is_found_and_repaired(cache):
         DAMAGES[kind](entry)
         problem = find_damage(entry, binary)
         assert problem == "" if kind == "missing" else problem, kind
-        made = shutil.copytree(good, cache.parent / "made")
-        kernel_cache._publish(made, entry, binary)
-        shutil.rmtree(made)
+        compiled = shutil.copytree(good, cache.parent / "compiled")
+        kernel_cache._publish(compiled, entry, binary)
+        shutil.rmtree(compiled)
         assert find_damage(entry, binary) is None, kind
 
 
@@ -106,12 +106,12 @@ def test_a_damaged_kernel_is_compiled_again_with_one_warning(cache, ending, kind
     assert [path.name for path in cache.iterdir()] == [entry.name], "no private folder is left"
 
 
-def test_what_fits_its_checksum_and_does_not_load_is_compiled_again(cache):
+def test_a_file_with_a_valid_checksum_that_does_not_load_is_compiled_again(cache):
     run()
     entry, binary = only(cache)
     (entry / binary).write_bytes(b"not machine code")
-    made = shutil.copytree(entry, cache.parent / "made")
-    kernel_cache._publish(made, entry, binary)
+    compiled = shutil.copytree(entry, cache.parent / "compiled")
+    kernel_cache._publish(compiled, entry, binary)
     assert find_damage(entry, binary) is None
     (warning,) = run()
     assert "cannot be loaded" in warning
@@ -119,7 +119,7 @@ def test_what_fits_its_checksum_and_does_not_load_is_compiled_again(cache):
 
 
 @pytest.mark.parametrize("text", ["[]", "[" * 100_000, "\0"], ids=["a list", "deep", "a null"])
-def test_checksums_that_are_none_are_replaced(cache, text):
+def test_invalid_checksum_files_are_replaced(cache, text):
     run()
     entry, binary = only(cache)
     (entry / f"{binary}{CHECKSUMS}").write_text(text)
@@ -138,8 +138,8 @@ def test_a_binary_without_checksums_is_never_run(cache):
 
 
 @pytest.mark.parametrize("call", ["mkdtemp", "replace"])
-def test_a_cache_that_cannot_be_written_is_not_needed(cache, monkeypatch, call):
-    """Neither a private folder there nor publishing is needed to compile."""
+def test_kernels_run_without_a_writable_cache(cache, monkeypatch, call):
+    """Compiling needs neither a private folder in the cache nor publishing."""
     owner = tempfile if call == "mkdtemp" else os
     real = getattr(owner, call)
 
@@ -162,7 +162,7 @@ def test_private_folders_of_killed_processes_are_removed(cache):
     assert not left.exists()
 
 
-def test_what_fails_elsewhere_too_is_the_authors_mistake(cache, monkeypatch):
+def test_an_error_that_no_folder_fixes_is_an_error_of_the_author(cache, monkeypatch):
     folders = []
 
     def fail(*_):
@@ -178,7 +178,7 @@ def test_what_fails_elsewhere_too_is_the_authors_mistake(cache, monkeypatch):
     assert wp.config.kernel_cache_dir == str(cache)
 
 
-def test_headers_that_the_compiler_prepares_are_in_a_temporary_folder_of_shoal(cache, tmp_path, monkeypatch):
+def test_headers_of_the_compiler_are_in_a_temporary_folder_of_shoal(cache, tmp_path, monkeypatch):
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(temporary))

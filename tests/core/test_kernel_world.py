@@ -1,5 +1,7 @@
-"""Kernel worlds: batches, threads, restarts, statistics, saved states, torch twins, agents and groups."""
+"""Kernel worlds: batches, threads, restarts, statistics, saved states, worlds written with torch."""
 
+import gc
+import weakref
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +22,7 @@ from tests.helpers import (
     saved,
 )
 
-# --- Drift: random at the start, on the way and at the end; once as kernels, once with torch ------------------------
+# --- Drift: random starts, steps and ends; as kernels and with torch ------------------------------------------------
 
 
 @wp.func
@@ -88,11 +90,11 @@ def counting():
     return Counting(9)
 
 
-# --- restarts and books ---------------------------------------------------------------------------------------------
+# --- restarts and statistics ----------------------------------------------------------------------------------------
 
 
-def test_restart_inside_the_step_exactly():
-    """Env 0 ends at steps 1 and 6 (two flags), env 1 at 4 (its own rule), env 2 by the time limit at 5 (cut off)."""
+def test_restart_in_the_same_step():
+    """Env 0 ends at steps 1 and 6 (two flags), env 1 at 4 (its own rule), env 2 by the time limit at 5."""
     world = Counting(3)
     out = world.reset(0)
     group = out.groups["counter"]
@@ -104,7 +106,7 @@ def test_restart_inside_the_step_exactly():
         rows.append([t.clone() for t in (group.observation, group.reward, out.terminated, out.truncated)])
     columns = zip(*rows, strict=True)
     observation, reward, terminated, truncated = (torch.stack(column).squeeze().tolist() for column in columns)
-    # Lengths by env and episode: env 0: 1, 6 -> cut at 5; env 1: 4, 2; env 2: 7 -> cut at 5, then 5: both flags.
+    # Lengths of episodes: env 0: 1, 6 -> truncated at 5; env 1: 4, 2; env 2: 7 -> truncated at 5, then 5: both flags.
     assert [[int(e[0]) for e in row] for row in observation] == [
         [0, 1, 1],
         [1, 2, 2],
@@ -139,11 +141,11 @@ def test_restart_inside_the_step_exactly():
         [1, 0, 0],
     ]
     final = world.outputs.groups["counter"].final_observation.squeeze().tolist()
-    assert final == [[5, 1], [2, 1001], [5, 2000]]  # env 2 ended a step before: left from then
+    assert final == [[5, 1], [2, 1001], [5, 2000]]  # env 2 ended a step before: an old value
 
 
-def test_long_play_equals_the_twin(counting):
-    """Forty steps with ends of every kind, both flags at once among them."""
+def test_long_play_equals_the_reference(counting):
+    """Forty steps with ends of every kind, including both flags at once."""
     actions = random_actions(40, 9)
     record = play_world(counting, actions)
     assert_same(record, play_twins([CountingTwin(i) for i in range(9)], actions))
@@ -161,7 +163,7 @@ def test_very_short_episodes_in_one_env(max_steps):
     assert world.store.last_length.tolist() == [1 if max_steps == 1 or record.terminated[-1, 0] else 2]
 
 
-def test_statistics_equal_the_twins(counting):
+def test_statistics_equal_the_references(counting):
     actions = random_actions(50, 9, seed=1)
     record = play_world(counting, actions)
     episodes, return_sum, length_sum = np.zeros(9, int), np.zeros(9), np.zeros(9, int)
@@ -185,8 +187,8 @@ def test_statistics_equal_the_twins(counting):
     np.testing.assert_array_equal(lengths, last_length)
 
 
-def test_reset_starts_afresh(counting):
-    """A second reset with the same seed forgets everything of the first."""
+def test_a_second_reset_starts_over(counting):
+    """After a second reset with the same seed nothing is left of the first."""
     actions = random_actions(20, 9)
     first = play_world(counting, actions)
     assert_same(first, play_world(counting, actions))
@@ -195,9 +197,9 @@ def test_reset_starts_afresh(counting):
 
 
 def test_hold_keeps_envs_as_they_are(counting):
-    """Held envs stand still, episode and all; the others go on as if alone."""
-    twins = [CountingTwin(i) for i in range(9)]
-    seen = [twin.reset() for twin in twins]
+    """Held envs do not change; the others continue as if alone."""
+    references = [CountingTwin(i) for i in range(9)]
+    seen = [reference.reset() for reference in references]
     counting.reset(0)
     rng = np.random.default_rng(0)
     for action in random_actions(30, 9):
@@ -205,19 +207,19 @@ def test_hold_keeps_envs_as_they_are(counting):
         out = counting.step(torch.as_tensor(action)[:, None], hold=torch.as_tensor(hold))
         group = out.groups["counter"]
         for i in np.flatnonzero(~hold):
-            seen[i], reward, terminated, truncated = twins[i].step(int(action[i]))
+            seen[i], reward, terminated, truncated = references[i].step(int(action[i]))
             assert bool(out.terminated[i]) == terminated
             assert bool(out.truncated[i]) == truncated
             assert float(group.reward[i, 0]) == reward
             if terminated or truncated:
                 assert group.final_observation[i, 0].tolist() == seen[i].tolist()
-                seen[i] = twins[i].reset()
+                seen[i] = references[i].reset()
         np.testing.assert_array_equal(group.observation[:, 0], np.stack(seen))
-    assert counting.statistics().episodes.tolist() == [twin.episode for twin in twins]
+    assert counting.statistics().episodes.tolist() == [reference.episode for reference in references]
 
 
 def test_hold_keeps_the_last_final_observation(counting):
-    """What an env saw last stays readable while it is held."""
+    """The final observation of an env stays readable while the env is held."""
     counting.reset(0)
     counting.step(torch.zeros(9, 1, dtype=torch.int32))
     assert counting.outputs.terminated[0]
@@ -247,7 +249,7 @@ def test_restart_begins_a_new_episode_where_asked(counting):
 
 
 def test_step_into_given_tensors_equals_plain_steps(counting):
-    """Rows of a rollout receive what the world's own arrays would have, and the world goes on from there."""
+    """Rows of a rollout get the same outputs as the world's own arrays, and the world continues from there."""
     actions = random_actions(16, 9)
     expected = play_world(counting, actions)
     counting.reset(0)
@@ -279,12 +281,12 @@ def test_step_into_reads_actions_laid_out_in_any_way(counting):
 def test_play_equals_step_by_step(counting):
     actions = random_actions(20, 9, seed=4)
     expected = play_world(counting, actions)
-    books = saved(counting)
+    state = saved(counting)
     counting.reset(0)
     counting.play({"counter": torch.as_tensor(actions)[:, :, None]})()
     np.testing.assert_array_equal(counting.outputs.groups["counter"].observation[:, 0], expected.observation[-1])
     for name in ("clock", "episode", "step_count", "finished", "return_sum", "length_sum", "last_return", "reward"):
-        np.testing.assert_array_equal(counting.store[name], books[name], err_msg=name)
+        np.testing.assert_array_equal(counting.store[name], state[name], err_msg=name)
 
 
 # --- batches and threads --------------------------------------------------------------------------------------------
@@ -301,7 +303,7 @@ def part(record, rows: slice):
 
 
 def test_an_env_does_not_depend_on_its_batch(large_drift):
-    """Env i walks the same way, bit for bit, in a batch of 8, of 1 and of 8192, over restarts."""
+    """Env i does the same, bit for bit, in a batch of 8, of 1 and of 8192, over restarts."""
     actions, record = large_drift
     assert (record.terminated | record.truncated)[:, :8].any(axis=0).all()
     assert_same(play_world(Drift(8), actions[:, :8], seed=3), part(record, slice(0, 8)))
@@ -309,7 +311,7 @@ def test_an_env_does_not_depend_on_its_batch(large_drift):
 
 
 def test_a_batch_can_be_split_over_processes(large_drift):
-    """A world that holds envs 4096 to 4100 of a larger one does as they do."""
+    """A world with envs 4096 to 4100 of a larger one does the same."""
     actions, record = large_drift
     world = Drift(5)
     world.reset(3, first_env=4096)
@@ -324,7 +326,7 @@ def test_envs_and_seeds_differ(large_drift):
 
 @pytest.mark.parametrize("threads", [2, 3])
 def test_threads_change_nothing(threads, monkeypatch):
-    """Sliced over CPU threads, with slices that do not divide evenly, the numbers are those of one thread."""
+    """With uneven slices over CPU threads, results are those of one thread."""
     envs = 3 * 4096 + 5
     actions = random_actions(10, envs)
     records = []
@@ -342,6 +344,19 @@ def test_play_on_threads_equals_step_by_step(monkeypatch):
     world.reset(0)
     world.play({"leaf": torch.as_tensor(actions)[:, :, None]})()
     np.testing.assert_array_equal(world.outputs.groups["leaf"].observation[:, 0], expected.observation[-1])
+
+
+def test_a_world_is_freed_without_the_garbage_collector():
+    """A reference cycle would keep its memory until the next collection."""
+    world = Drift(8)
+    play_world(world, random_actions(3, 8))
+    reference = weakref.ref(world)
+    gc.disable()
+    try:
+        del world
+        assert reference() is None
+    finally:
+        gc.enable()
 
 
 # --- saved states ---------------------------------------------------------------------------------------------------
@@ -372,8 +387,8 @@ def test_the_state_of_another_number_of_envs_is_refused():
 # --- worlds written with torch --------------------------------------------------------------------------------------
 
 
-def test_torch_world_equals_its_kernel_twin():
-    """Same random numbers, same restarts, same books; results differ by rounding at most."""
+def test_torch_world_equals_the_kernel_world():
+    """Random numbers, restarts and statistics are equal; results differ by rounding at most."""
     actions = random_actions(40, 16)
     one, other = Drift(16), TorchDrift(16)
     kernels, methods = play_world(one, actions, seed=9), play_world(other, actions, seed=9)
@@ -382,7 +397,7 @@ def test_torch_world_equals_its_kernel_twin():
     np.testing.assert_array_equal(one.statistics().return_sum["leaf"], other.statistics().return_sum["leaf"])
 
 
-def test_torch_world_with_hold_equals_its_kernel_twin():
+def test_torch_world_with_hold_equals_the_kernel_world():
     one, other = Drift(16), TorchDrift(16)
     one.reset(2)
     other.reset(2)
@@ -456,5 +471,5 @@ def test_torch_step_does_not_change_alive_of_held_envs():
     assert out.groups["g"].observation[:, 0, 0].tolist() == [2, 1, 2]
 
 
-def test_a_torch_step_may_cut_episodes_by_rules_of_its_own():
+def test_a_world_with_a_torch_step_has_no_known_time_limit():
     assert TorchDrift(1).time_limit is None

@@ -1,4 +1,4 @@
-"""Worlds and actions that do not fit are refused by name."""
+"""Invalid worlds and actions are refused by name."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ def counting():
 
 
 def world_with(step, config=None, **changes):
-    """Counting with other parts."""
+    """Counting with replaced parts."""
     parts = dict(state=Counting.state, groups=Counting.groups, step=step, reset=count_zero, observe=show_clock)
     parts["Config"] = config or KernelWorld.Config
     return type("Odd", (KernelWorld,), {**parts, **changes})
@@ -90,7 +90,7 @@ def plain_python(env, clock):
         ([plain_python], r"plain_python.*@wp.func"),
     ],
 )
-def test_a_function_that_does_not_fit_is_named(step, says):
+def test_a_function_with_a_bad_parameter_is_named(step, says):
     with pytest.raises(ShoalError, match=says):
         world_with(step)(2)
 
@@ -170,7 +170,7 @@ def test_actions_for_a_group_that_does_not_exist_are_named(counting):
 
 
 def test_wrong_actions_are_refused_in_a_row_used_before(counting):
-    """A tensor at an address that was good once is looked at again if its shape is another."""
+    """A tensor at a known address is checked again if its shape differs."""
     base = torch.zeros(9, 1, dtype=torch.int32)
     group = GroupOutputs(torch.zeros(9, 1, 2), torch.zeros(9, 1), torch.zeros(9, 1, 2))
     into = Outputs(torch.zeros(9, dtype=torch.bool), torch.zeros(9, dtype=torch.bool), {"counter": group})
@@ -196,14 +196,14 @@ def test_step_before_reset_and_after_close():
     assert world.step(actions).groups["counter"].reward.tolist() == [[1.0], [1.0]]
 
 
-def test_time_limit_is_known_only_if_it_is_the_only_cut():
+def test_time_limit_is_known_only_if_nothing_else_truncates():
     @wp.func
-    def cuts(env: int, truncated: wp.array[wp.bool]):
+    def truncate(env: int, truncated: wp.array[wp.bool]):
         truncated[env] = True
 
     assert Counting(1).time_limit == 5
     assert world_with(count_zero)(1).time_limit == NO_LIMIT
-    assert world_with(cuts, Counting.Config)(1).time_limit is None
+    assert world_with(truncate, Counting.Config)(1).time_limit is None
 
 
 @wp.func
@@ -226,7 +226,7 @@ def test_a_setting_of_another_type_is_named():
         world_with(whole_push, Pushed)(1)
 
 
-def test_what_does_not_compile_is_told_in_one_sentence():
+def test_a_function_that_does_not_compile_is_refused_in_one_sentence():
     world = world_with(mixed_numbers, Pushed)(1)
     world.reset(0)
     with pytest.raises(ShoalError, match=r"does not compile.*mixed_numbers.*2 \* push"):

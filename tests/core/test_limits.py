@@ -1,4 +1,4 @@
-"""Memory that a process may have: the smallest of what the machine, the process and its control groups allow."""
+"""Memory of a process: the minimum over the machine, the limits of the process and its control groups."""
 
 import resource
 
@@ -13,7 +13,7 @@ from tests.commands import run
 
 GIB = 2**30
 NONE = str(2**63 - 4096)
-"""Without a limit, as version 1 writes it."""
+"""No limit, as version 1 writes it."""
 
 GROUPS = {
     "version 2": ("0::/job/step", {"job/step": ("max", GIB, 0), "job": (3 * GIB, 2 * GIB, GIB)}, ""),
@@ -32,7 +32,7 @@ def system(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("how", GROUPS)
 def test_limits_of_control_groups_count(how, system, monkeypatch):
-    """Of the 2 GiB that a group uses 1 GiB is a cache; groups around it count too."""
+    """1 GiB of a group's 2 GiB is a cache; the limits of its ancestors count too."""
     text, groups, base = GROUPS[how]
     (system / "cgroup").write_text(text)
     _, limit_file, use_file, freed = limits.VERSIONS[base]

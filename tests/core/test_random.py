@@ -1,4 +1,4 @@
-"""Random numbers: Philox against its published answers and a NumPy twin; ranges and moments of what is made of it."""
+"""Random numbers: Philox against published answers and a NumPy reference; ranges and moments of distributions."""
 
 import numpy as np
 import pytest
@@ -19,11 +19,11 @@ def philox_kernel(counter: wp.array[vec4u], key: wp.array[wp.uint64], out: wp.ar
 
 
 @wp.kernel(enable_backward=False)
-def draws_kernel(place: wp.array2d[int], out: wp.array2d[float]):
-    """Columns of `place`: env, episode, step, stream. Writes uniform, normal, integer and the four of uniform4."""
+def draws_kernel(position: wp.array2d[int], out: wp.array2d[float]):
+    """Columns of `position`: env, episode, step, stream. Writes uniform, normal, integer and the four of uniform4."""
     i = wp.tid()
-    rng = random_at(wp.uint64(42), place[i, 0], place[i, 1], place[i, 2])
-    stream = place[i, 3]
+    rng = random_at(wp.uint64(42), position[i, 0], position[i, 1], position[i, 2])
+    stream = position[i, 3]
     out[i, 0] = uniform(rng, stream, -3.0, 5.0)
     out[i, 1] = normal(rng, stream)
     out[i, 2] = float(integer(rng, stream, 7))
@@ -32,7 +32,7 @@ def draws_kernel(place: wp.array2d[int], out: wp.array2d[float]):
         out[i, 3 + k] = four[k]
 
 
-def philox_twin(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
+def philox_reference(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
     """Philox 4x32-10 with 64-bit integers, after Salmon et al. 2011: counters [n, 4], keys [n, 2]."""
     low = np.uint64(0xFFFFFFFF)
     c, k = counter.astype(np.uint64), key.astype(np.uint64)
@@ -52,16 +52,18 @@ def run_philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
     return out.numpy()
 
 
-def draws(place: np.ndarray) -> np.ndarray:
-    return kernel_results(draws_kernel, lambda n: wp.zeros((n, 7), dtype=float, device="cpu"), place.astype(np.int32))
+def draws(position: np.ndarray) -> np.ndarray:
+    return kernel_results(
+        draws_kernel, lambda n: wp.zeros((n, 7), dtype=float, device="cpu"), position.astype(np.int32)
+    )
 
 
 @pytest.fixture(scope="module")
 def many():
     """Draws of one env and episode over many steps."""
-    place = np.zeros((MANY, 4), np.int32)
-    place[:, 2] = np.arange(MANY)
-    return draws(place)
+    position = np.zeros((MANY, 4), np.int32)
+    position[:, 2] = np.arange(MANY)
+    return draws(position)
 
 
 @pytest.mark.parametrize(
@@ -77,17 +79,17 @@ def many():
     ],
 )
 def test_published_answers(counter, key, answer):
-    """Random123's known answers, from the kernel and from the twin."""
+    """Random123's known answers, from the kernel and from the reference."""
     counter, key = np.array([counter], np.uint64), np.array([key], np.uint64)
     assert run_philox(counter, key)[0].tolist() == answer
-    assert philox_twin(counter, key)[0].tolist() == answer
+    assert philox_reference(counter, key)[0].tolist() == answer
 
 
-def test_philox_equals_twin_anywhere():
+def test_philox_equals_reference_anywhere():
     rng = np.random.default_rng(0)
     counter = rng.integers(0, 2**32, (5000, 4), dtype=np.uint64)
     key = rng.integers(0, 2**32, (5000, 2), dtype=np.uint64)
-    np.testing.assert_array_equal(run_philox(counter, key), philox_twin(counter, key))
+    np.testing.assert_array_equal(run_philox(counter, key), philox_reference(counter, key))
 
 
 def test_uniform_is_uniform(many):
@@ -101,7 +103,7 @@ def test_uniform_is_uniform(many):
     assert chi_square < 99 + 5 * np.sqrt(2 * 99)
 
 
-def test_uniform4_is_four_uniform_numbers_that_do_not_move_together(many):
+def test_uniform4_is_four_uncorrelated_uniform_numbers(many):
     four = many[:, 3:]
     np.testing.assert_array_equal(four[:, 0], many[:, 0])
     assert four.min() >= -3.0
@@ -115,7 +117,7 @@ def test_normal_moments(many):
     assert np.isfinite(z).all()
     moments = [(z**k).mean() for k in range(1, 5)]
     np.testing.assert_allclose(moments, [0.0, 1.0, 0.0, 3.0], atol=0.06)
-    # The share beyond two deviations is that of a normal distribution, on either side.
+    # The tails beyond two standard deviations are those of a normal distribution, on either side.
     assert (z > 2).mean() == pytest.approx(0.02275, abs=0.002)
     assert (z < -2).mean() == pytest.approx(0.02275, abs=0.002)
 
@@ -127,20 +129,20 @@ def test_integers_take_every_value_equally(many):
     assert chi_square < 6 + 5 * np.sqrt(12)
 
 
-def test_every_part_of_the_place_matters():
-    """Env, episode, step and stream each lead to other numbers, and swapping two of them does too."""
-    places = np.array(
+def test_every_part_of_the_position_matters():
+    """Changing or swapping env, episode, step and stream changes the numbers."""
+    positions = np.array(
         [[1, 2, 3, 4], [9, 2, 3, 4], [1, 9, 3, 4], [1, 2, 9, 4], [1, 2, 3, 9], [2, 1, 3, 4], [1, 3, 2, 4]]
     )
-    assert len(np.unique(draws(places)[:, 0])) == len(places)
-    np.testing.assert_array_equal(draws(places), draws(places))
+    assert len(np.unique(draws(positions)[:, 0])) == len(positions)
+    np.testing.assert_array_equal(draws(positions), draws(positions))
 
 
 @pytest.mark.parametrize("column", range(4))
-def test_neighbors_are_unrelated(column):
-    """Counting up any part of the place gives a sequence without correlation."""
-    place = np.ones((20_000, 4), np.int32)
-    place[:, column] = np.arange(20_000)
-    u = draws(place)[:, 0]
+def test_neighbors_are_uncorrelated(column):
+    """Counting up any part of the position gives an uncorrelated sequence."""
+    position = np.ones((20_000, 4), np.int32)
+    position[:, column] = np.arange(20_000)
+    u = draws(position)[:, 0]
     assert abs(np.corrcoef(u[1:], u[:-1])[0, 1]) < 5 / np.sqrt(20_000)
     assert u.mean() == pytest.approx(1.0, abs=5 * 8 / np.sqrt(12 * 20_000))

@@ -1,4 +1,4 @@
-"""Spaces refuse what makes no sense, the store owns named arrays that torch and Warp share."""
+"""Spaces refuse invalid values; the store owns named arrays that torch and Warp share."""
 
 import math
 
@@ -53,7 +53,7 @@ def test_shapes_and_types():
         (lambda: Box(2, parts=(("a", (2,)),), kinds=dict(a="chioce")), "kind of part 'a'.*did you mean 'choice'"),
         (lambda: Box(2, parts=(("a", (2,)),), kinds=dict(a="depth")), r"'a'.*distances.*\(2,\).*\(height, width, 1\)"),
         (lambda: Mixed(()), "at least one part"),
-        (lambda: Mixed((Discrete(2), Mixed((Box(1),)))), "made of Discrete.*got Mixed"),
+        (lambda: Mixed((Discrete(2), Mixed((Box(1),)))), "consists of Discrete.*got Mixed"),
         (lambda: Group("bird", Box(1), Mixed((Discrete(2), Box(1))), masked=True), "'bird' has a Mixed.*mask"),
         (lambda: Group("bird", Box(1), Discrete(2), agents=0), "'bird'.*0"),
         (lambda: Group("bird", Box(1), Box(1), masked=True), "'bird'.*mask"),
@@ -161,7 +161,7 @@ def test_arrays_have_shape_and_type_and_start_at_zero(field, shape, dtype):
     assert "thing" in s
 
 
-def test_a_name_is_taken_once():
+def test_a_name_can_be_used_once():
     s = store()
     s.add("speed", Field())
     with pytest.raises(ShoalError, match="'speed'"):
@@ -170,7 +170,7 @@ def test_a_name_is_taken_once():
 
 @pytest.mark.parametrize("name", ["two words", "3d", "add", "state_dict", "num_envs", "device", "fields", "tensors"])
 def test_a_name_that_cannot_be_read_back_is_refused(name):
-    """Either it is no identifier, or `store.name` already means something else."""
+    """The name is no identifier, or already an attribute of the store."""
     with pytest.raises(ShoalError, match=name):
         store().add(name, Field())
 

@@ -111,7 +111,7 @@ def test_a_folder_removed_before_it_is_locked_is_recreated(places, monkeypatch):
 
 def test_no_place_for_temporary_folders_is_one_sentence(tmp_path):
     places = [tmp_path / "nowhere", Path("/proc")]
-    with pytest.raises(ShoalError, match=r"can be made in .*nowhere \(No such .* or /proc \(.*\); set TMPDIR"):
+    with pytest.raises(ShoalError, match=r"can be created in .*nowhere \(No such .* or /proc \(.*\); set TMPDIR"):
         TemporaryFolder("launch", places)
     with TemporaryFolder("launch", [*places, tmp_path]) as path:
         assert path.parent == tmp_path

@@ -1,4 +1,4 @@
-"""Wrappers against slow twins around one env each, with ends in the middle of everything."""
+"""Wrappers against slow references around one env each, with ends at any time."""
 
 from dataclasses import dataclass, replace
 
@@ -15,10 +15,10 @@ from tests.helpers import Counting, CountingTwin, assert_same, play_twins, play_
 
 ENVS = 9
 
-# --- twins: each wraps one env with reset() and step() --------------------------------------------------------------
+# --- references: each wraps one env with reset() and step() --------------------------------------------------------
 
 
-class RepeatTwin:
+class RepeatReference:
     def __init__(self, env, times):
         self.env, self.times = env, times
 
@@ -35,7 +35,7 @@ class RepeatTwin:
         return seen, total, terminated, truncated
 
 
-class LimitTwin:
+class LimitReference:
     def __init__(self, env, steps):
         self.env, self.steps = env, steps
 
@@ -49,7 +49,7 @@ class LimitTwin:
         return seen, reward, terminated, truncated or self.count >= self.steps
 
 
-class ChangeTwin:
+class ChangeReference:
     def __init__(self, env, see=lambda x: x, pay=lambda x: x):
         self.env, self.see, self.pay = env, see, pay
 
@@ -80,32 +80,41 @@ def show_half(outputs):
 
 PAIRS = {
     "FrameStack": (lambda w: FrameStack(w, 3), lambda e: e),
-    "ActionRepeat": (lambda w: ActionRepeat(w, 3), lambda e: RepeatTwin(e, 3)),
+    "ActionRepeat": (lambda w: ActionRepeat(w, 3), lambda e: RepeatReference(e, 3)),
     "ActionRepeat once": (lambda w: ActionRepeat(w, 1), lambda e: e),
-    "TimeLimit": (lambda w: TimeLimit(w, 3), lambda e: LimitTwin(e, 3)),
-    "TimeLimit of one": (lambda w: TimeLimit(w, 1), lambda e: LimitTwin(e, 1)),
-    "TimeLimit beyond the world's": (lambda w: TimeLimit(w, 8), lambda e: LimitTwin(e, 8)),
-    "TransformReward": (lambda w: TransformReward(w, square_small), lambda e: ChangeTwin(e, pay=square_small)),
+    "TimeLimit": (lambda w: TimeLimit(w, 3), lambda e: LimitReference(e, 3)),
+    "TimeLimit of one": (lambda w: TimeLimit(w, 1), lambda e: LimitReference(e, 1)),
+    "TimeLimit beyond the world's": (lambda w: TimeLimit(w, 8), lambda e: LimitReference(e, 8)),
+    "TransformReward": (lambda w: TransformReward(w, square_small), lambda e: ChangeReference(e, pay=square_small)),
     "TransformObservation": (
         lambda w: TransformObservation(w, sum_and_double, Box(3)),
-        lambda e: ChangeTwin(e, see=sum_and_double),
+        lambda e: ChangeReference(e, see=sum_and_double),
     ),
-    "Apply": (lambda w: Apply(w, show_half), lambda e: ChangeTwin(e, lambda x: 0.5 * x, lambda r: r + 3.0)),
-    "stack of repeats": (lambda w: FrameStack(ActionRepeat(w, 2), 3), lambda e: RepeatTwin(e, 2)),
-    "repeat of stacks": (lambda w: ActionRepeat(FrameStack(w, 3), 2), lambda e: RepeatTwin(e, 2)),
-    "repeat of a limit": (lambda w: ActionRepeat(TimeLimit(w, 3), 2), lambda e: RepeatTwin(LimitTwin(e, 3), 2)),
-    "limit of repeats": (lambda w: TimeLimit(ActionRepeat(w, 2), 2), lambda e: LimitTwin(RepeatTwin(e, 2), 2)),
-    "limit of stacks": (lambda w: TimeLimit(FrameStack(w, 2), 3), lambda e: LimitTwin(e, 3)),
-    "stack of a limit": (lambda w: FrameStack(TimeLimit(w, 3), 2), lambda e: LimitTwin(e, 3)),
-    "limit of a limit": (lambda w: TimeLimit(TimeLimit(w, 4), 3), lambda e: LimitTwin(LimitTwin(e, 4), 3)),
+    "Apply": (lambda w: Apply(w, show_half), lambda e: ChangeReference(e, lambda x: 0.5 * x, lambda r: r + 3.0)),
+    "stack of repeats": (lambda w: FrameStack(ActionRepeat(w, 2), 3), lambda e: RepeatReference(e, 2)),
+    "repeat of stacks": (lambda w: ActionRepeat(FrameStack(w, 3), 2), lambda e: RepeatReference(e, 2)),
+    "repeat of a limit": (
+        lambda w: ActionRepeat(TimeLimit(w, 3), 2),
+        lambda e: RepeatReference(LimitReference(e, 3), 2),
+    ),
+    "limit of repeats": (
+        lambda w: TimeLimit(ActionRepeat(w, 2), 2),
+        lambda e: LimitReference(RepeatReference(e, 2), 2),
+    ),
+    "limit of stacks": (lambda w: TimeLimit(FrameStack(w, 2), 3), lambda e: LimitReference(e, 3)),
+    "stack of a limit": (lambda w: FrameStack(TimeLimit(w, 3), 2), lambda e: LimitReference(e, 3)),
+    "limit of a limit": (lambda w: TimeLimit(TimeLimit(w, 4), 3), lambda e: LimitReference(LimitReference(e, 4), 3)),
     "limits around repeats": (
         lambda w: TimeLimit(ActionRepeat(TimeLimit(w, 4), 3), 2),
-        lambda e: LimitTwin(RepeatTwin(LimitTwin(e, 4), 3), 2),
+        lambda e: LimitReference(RepeatReference(LimitReference(e, 4), 3), 2),
     ),
-    "repeat of repeats": (lambda w: ActionRepeat(ActionRepeat(w, 2), 2), lambda e: RepeatTwin(RepeatTwin(e, 2), 2)),
+    "repeat of repeats": (
+        lambda w: ActionRepeat(ActionRepeat(w, 2), 2),
+        lambda e: RepeatReference(RepeatReference(e, 2), 2),
+    ),
     "all of them": (
         lambda w: TransformReward(FrameStack(ActionRepeat(TransformObservation(w, torch.neg), 2), 3), square_small),
-        lambda e: ChangeTwin(RepeatTwin(ChangeTwin(e, np.negative), 2), pay=square_small),
+        lambda e: ChangeReference(RepeatReference(ChangeReference(e, np.negative), 2), pay=square_small),
     ),
 }
 
@@ -119,15 +128,15 @@ def counting(max_steps: int = 5):
     return Counting(ENVS, config=Counting.Config(max_steps=max_steps))
 
 
-def test_a_wrapper_equals_its_twin(pair):
-    wrap, twin = pair
+def test_a_wrapper_equals_its_reference(pair):
+    wrap, reference = pair
     actions = random_actions(40, ENVS)
     record = play_world(wrap(counting()), actions)
-    assert_same(record, play_twins([twin(CountingTwin(i)) for i in range(ENVS)], actions))
+    assert_same(record, play_twins([reference(CountingTwin(i)) for i in range(ENVS)], actions))
     assert (record.terminated | record.truncated).any(axis=0).all()
 
 
-def test_spaces_tell_the_shapes_that_are_shown(pair):
+def test_spaces_have_the_shapes_of_the_outputs(pair):
     world = pair[0](counting())
     group = world.groups[0]
     out = world.reset(0).groups["counter"]
@@ -135,8 +144,8 @@ def test_spaces_tell_the_shapes_that_are_shown(pair):
     assert (tuple(out.observation.shape), tuple(out.final_observation.shape)) == (shape, shape)
 
 
-def test_stacks_are_for_those_who_look():
-    """A world shows each observation once; its groups tell how many of them a policy sees at once."""
+def test_stacks_are_of_policy_observations():
+    """A world outputs each observation once; the group has the number that a policy gets."""
     world = TimeLimit(FrameStack(FrameStack(counting(), 2), 3), 4)
     (group,) = world.groups
     assert (group.stack, group.observation, group.policy_observation) == (6, Box(2), Box(12))
@@ -145,7 +154,7 @@ def test_stacks_are_for_those_who_look():
         replace(group, stack=0)
 
 
-def test_a_second_reset_starts_afresh(pair):
+def test_a_second_reset_starts_over(pair):
     world = pair[0](counting())
     actions = random_actions(11, ENVS)
     assert_same(play_world(world, actions), play_world(world, actions))
@@ -153,7 +162,7 @@ def test_a_second_reset_starts_afresh(pair):
 
 @pytest.fixture
 def saved_and_loaded(pair):
-    """A world in the middle of things, and another that has loaded its state."""
+    """A world in the middle of episodes, and another that has loaded its state."""
     world, other = pair[0](counting()), pair[0](counting())
     play_world(world, random_actions(13, ENVS))
     other.load_state_dict(saved(world))
@@ -167,36 +176,35 @@ def test_a_saved_state_continues_bit_for_bit(saved_and_loaded):
     assert_same(play_world(other, actions, seed=None), expected, steps_only=True)
 
 
-def test_a_loaded_state_shows_what_was_shown(saved_and_loaded):
-    """Whoever acts next must see the observation of the saved world."""
+def test_a_loaded_state_has_the_same_observation(saved_and_loaded):
     world, other = saved_and_loaded
     one, two = world.outputs.groups["counter"], other.outputs.groups["counter"]
     np.testing.assert_array_equal(two.observation, one.observation)
 
 
 def test_hold_keeps_envs_as_they_are(pair):
-    """Held envs show what they showed; the others go on as their twins do."""
-    wrap, twin = pair
-    world, twins = wrap(counting()), [twin(CountingTwin(i)) for i in range(ENVS)]
+    """Outputs of held envs do not change; the others continue as their references do."""
+    wrap, reference = pair
+    world, references = wrap(counting()), [reference(CountingTwin(i)) for i in range(ENVS)]
     world.reset(0)
-    seen = [t.reset() for t in twins]
+    seen = [t.reset() for t in references]
     rng = np.random.default_rng(0)
     for action in random_actions(30, ENVS):
         hold = rng.random(ENVS) < 0.4
         out = world.step(torch.as_tensor(action)[:, None], hold=torch.as_tensor(hold))
         group = out.groups["counter"]
         for i in np.flatnonzero(~hold):
-            seen[i], reward, terminated, truncated = twins[i].step(int(action[i]))
+            seen[i], reward, terminated, truncated = references[i].step(int(action[i]))
             assert (bool(out.terminated[i]), bool(out.truncated[i])) == (terminated, truncated)
             assert float(group.reward[i, 0]) == reward
             if terminated or truncated:
                 assert group.final_observation[i, 0].tolist() == seen[i].tolist()
-                seen[i] = twins[i].reset()
+                seen[i] = references[i].reset()
         np.testing.assert_array_equal(group.observation[:, 0], np.stack(seen))
 
 
 def test_final_observations_stay_while_an_env_is_held(pair):
-    """An outer wrapper may hold an env that has just ended: what it saw last must still be there."""
+    """An outer wrapper may hold an env that has just ended: its final observation must remain."""
     world = pair[0](counting())
     world.reset(0)
     actions = torch.zeros(ENVS, 1, dtype=torch.int32)
@@ -212,11 +220,11 @@ def test_final_observations_stay_while_an_env_is_held(pair):
     np.testing.assert_array_equal(out.groups["counter"].final_observation[ended], before)
 
 
-def test_restart_touches_only_what_it_is_asked_to(pair):
-    """Envs of the mask show the start of their next episode; of the others nothing changes, nor do any rewards."""
-    wrap, twin = pair
-    world, twins = wrap(counting()), [twin(CountingTwin(i)) for i in range(ENVS)]
-    record = play_twins(twins, random_actions(6, ENVS))
+def test_restart_changes_only_the_envs_of_its_mask(pair):
+    """Envs of the mask start their next episode; nothing else changes, and no reward."""
+    wrap, reference = pair
+    world, references = wrap(counting()), [reference(CountingTwin(i)) for i in range(ENVS)]
+    record = play_twins(references, random_actions(6, ENVS))
     play_world(world, random_actions(6, ENVS))
     out, group = world.outputs, world.outputs.groups["counter"]
     mask = torch.zeros(ENVS, dtype=torch.bool)
@@ -224,7 +232,7 @@ def test_restart_touches_only_what_it_is_asked_to(pair):
     world.restart(mask)
     expected = record.observation[-1].copy()
     for i in (1, 4):
-        expected[i] = twins[i].reset()
+        expected[i] = references[i].reset()
     np.testing.assert_array_equal(group.observation[:, 0], expected)
     np.testing.assert_array_equal(group.reward[:, 0], record.reward[-1])
     np.testing.assert_array_equal(out.terminated, record.terminated[-1])
@@ -233,7 +241,7 @@ def test_restart_touches_only_what_it_is_asked_to(pair):
     np.testing.assert_array_equal(group.final_observation[ended, 0], record.final[-1][ended])
 
 
-def test_statistics_are_the_worlds_own():
+def test_statistics_are_those_of_the_world():
     """A transformed reward does not change the returns that are reported."""
     plain, changed = counting(), TransformReward(counting(), lambda r: 0 * r)
     actions = random_actions(20, ENVS)
@@ -243,7 +251,7 @@ def test_statistics_are_the_worlds_own():
     np.testing.assert_array_equal(plain.last_episode().length, changed.last_episode().length)
 
 
-def test_an_episode_cut_off_by_a_time_limit_counts_as_finished():
+def test_an_episode_truncated_by_a_wrapper_counts_as_finished():
     world = TimeLimit(counting(), 2)
     actions = random_actions(12, ENVS)
     record = play_world(world, actions)
@@ -251,7 +259,7 @@ def test_an_episode_cut_off_by_a_time_limit_counts_as_finished():
     assert world.statistics().length_sum.sum() == 12 * ENVS - world.world.store.step_count.sum()
 
 
-def test_time_limits_that_wrappers_tell():
+def test_time_limits_of_wrappers():
     assert ActionRepeat(counting(5), 2).time_limit == 3
     assert TimeLimit(counting(5), 3).time_limit == 3
     assert TimeLimit(counting(5), 9).time_limit == 5
@@ -312,7 +320,7 @@ def test_a_wrapped_world_refuses_steps_before_reset_and_wrong_actions(wrap):
         world.step(torch.full((ENVS, 1), 7, dtype=torch.int32))
 
 
-# --- agents that leave, choices that are not allowed ----------------------------------------------------------------
+# --- agents that leave, masked choices ------------------------------------------------------------------------------
 
 
 @wp.func
@@ -362,7 +370,7 @@ class Quitters(KernelWorld):
     ],
 )
 def test_alive_and_mask_pass_through(wrap, stride, length):
-    """After every step, who is alive and what is allowed belong to the episode whose observation is shown."""
+    """After every step, alive flags and masks belong to the episode of the observation."""
     world = wrap(Quitters(4))
     out = world.reset(0)
     for t in range(8):

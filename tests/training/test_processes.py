@@ -519,7 +519,7 @@ WAITS = "import signal; signal.pthread_sigmask(signal.SIG_SETMASK, ()); signal.p
     [
         (["pass", "pass"], [], None),
         ([f"raise SystemExit({PEER_LOST})", KILLS_ITSELF], [], "Process 1 of 2 was killed by SIGKILL"),
-        ([WAITS, "raise SystemExit(4)"], [], "Process 1 of 2 ended by itself with exit code 4"),
+        ([WAITS, "raise SystemExit(4)"], [], "Process 1 of 2 exited with code 4"),
         ([f"raise SystemExit({PEER_LOST})", "pass"], [], "Process 0 of 2 lost the connection to another process"),
         ([WAITS], [signal.SIGTERM, signal.SIGINT], "Process 0 of 1 was killed by SIGTERM"),
     ],

@@ -265,7 +265,7 @@ def test_places_may_be_vectors_of_all_groups():
 
 def test_places_that_name_nothing_are_refused():
     for places, message in (
-        (Layout2D(size="sise"), "setting for the size of places: 'sise'; did you mean 'size'"),
+        (Layout2D(size="sise"), "setting for the size of the layout: 'sise'; did you mean 'size'"),
         (Layout2D(size=10.0, x="{group}_u"), "array for x of walker: 'walker_u'"),
         (Layout2D(size=10.0, heading="{group}_way"), "array for heading of walker: 'walker_way'"),
         (Layout2D(size=10.0, y="step_count"), "one number of 'step_count' per agent of 'walker'"),

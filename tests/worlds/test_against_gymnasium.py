@@ -21,7 +21,7 @@ class Case:
     """The store's arrays that make up Gymnasium's state, in order."""
     low: tuple[float, ...]
     high: tuple[float, ...]
-    """States to try, beyond the ends of an episode."""
+    """Range of states to try, beyond the ends of an episode."""
     start: tuple[tuple[float, float], ...]
     """Range of each number of the state after a reset; equal bounds: a constant."""
     tolerance: float = 1e-5
@@ -29,7 +29,7 @@ class Case:
     """Largest force to try, above the limit; 0: discrete actions."""
     terminates: bool = True
     safe: tuple[float, ...] = (0.0, 0.0)
-    """A state that stays away from the end for one step."""
+    """A state from which one step does not end the episode."""
 
 
 CASES = [
@@ -156,7 +156,7 @@ def test_one_step_from_random_states(case, world):
 
 
 def test_episodes_end_at_the_same_edge(case, world):
-    """Just before and just after the edge between going on and terminating, both say the same."""
+    """On both sides of the edge of termination, the flags are equal."""
     if not case.terminates:
         pytest.skip("never terminates")
     rng = np.random.default_rng(1)
@@ -188,18 +188,18 @@ def test_episodes_end_at_the_same_edge(case, world):
     assert out.terminated.tolist() == [False] * (N // 2) + [True] * (N // 2)
 
 
-def test_many_steps_stay_together(case, world):
-    """An env left to itself walks along with Gymnasium's for 20 steps from a reset."""
+def test_many_steps_stay_close(case, world):
+    """An env follows Gymnasium's for 20 steps from a reset."""
     rng = np.random.default_rng(3)
     world.reset(5)
     start = get_state(world, case)
     actions = draw_actions(case, world, rng, (20, N))
-    walks = []
+    rows = []
     for row in actions:
         out = world.step(torch.as_tensor(row)[:, None])
         group = next(iter(out.groups.values()))
         ended = out.terminated.numpy()
-        walks.append(
+        rows.append(
             (group.observation[:, 0].numpy().copy(), group.final_observation[:, 0].numpy().copy(), ended.copy())
         )
     env = gymnasium.make(case.gym).unwrapped
@@ -208,7 +208,7 @@ def test_many_steps_stay_together(case, world):
         set_gym_state(env, case, start[i])
         for t in range(20):
             expected, _, terminated, _, _ = env.step(as_gym(case)(actions[t, i]))
-            observation, final, ended = (part[i] for part in walks[t])
+            observation, final, ended = (part[i] for part in rows[t])
             np.testing.assert_allclose(final if terminated else observation, expected, rtol=1e-3, atol=1e-3)
             assert bool(ended) == terminated
             if terminated:
@@ -265,7 +265,7 @@ def test_reset_distribution(case):
             assert (first[:, column] == low).all()
             assert all(state[column] == low for state in theirs)
             continue
-        # 1.95 / sqrt(n): passed by a right sample in 999 of 1000 draws; these are fixed.
+        # 1.95 / sqrt(n): 999 of 1000 uniform samples pass. The seeds are fixed.
         for sample in (first[:, column], second[:, column]):
             assert sample.min() >= np.float32(low)
             assert sample.max() <= np.float32(high)

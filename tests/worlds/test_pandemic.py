@@ -1,4 +1,4 @@
-"""Pandemic: an independent twin in NumPy, the rules, the calibration file, and which policies do well."""
+"""Pandemic: an independent reference in NumPy, the rules, the calibration file, and scores of policies."""
 
 import json
 
@@ -16,7 +16,7 @@ PEOPLE = np.array(list(POPULATION.values()), float)
 COMPARTMENTS = ("susceptible", "infected", "recovered", "vaccinated", "dead")
 
 
-class Twin:
+class Reference:
     """One env in double precision, counted in people, with the day of the last change instead of a countdown."""
 
     def __init__(self, config, given, start):
@@ -36,7 +36,7 @@ class Twin:
         return float((per_person * self.people).sum() / self.people.sum())
 
     def free(self):
-        """Who may choose a new level tomorrow."""
+        """Whether each governor can choose a new level tomorrow."""
         return self.day + 1 > self.changed + self.c.cooldown_days
 
     def mask(self):
@@ -128,7 +128,7 @@ class Twin:
 
 
 def starts(world):
-    """What an episode begins with and the twin does not draw itself."""
+    """The random start of an episode, which the reference takes from the world."""
     return [{k: world.store[k][i].numpy().copy() for k in ("infected", "contagion")} for i in range(world.num_envs)]
 
 
@@ -142,14 +142,14 @@ def close(actual, wanted, what):
 
 
 def random_calibration(rng):
-    """A different number for every state, around what is usual."""
+    """A different value for every state, around the default."""
     usual = Pandemic.Config()
     found = {k: (getattr(usual, k) * rng.uniform(0.7, 1.2, 51)).tolist() for k in PER_STATE if k != "population"}
     return {**found, "population": rng.uniform(1e5, 1e7, 51).tolist(), "travel": 0.05}
 
 
 @pytest.mark.parametrize("calibrated", [False, True])
-def test_a_twin_walks_alike(tmp_path, calibrated):
+def test_the_world_equals_the_reference(tmp_path, calibrated):
     """Every quantity, reward, mask, observation and report, day by day, over several envs and episodes."""
     rng = np.random.default_rng(3)
     given, file = {}, tmp_path / "states.json"
@@ -161,7 +161,7 @@ def test_a_twin_walks_alike(tmp_path, calibrated):
     config = Pandemic.Config(calibration=str(file), **short) if calibrated else Pandemic.Config()
     world = Pandemic(2, config=config)
     out = world.reset(7)
-    twins = [Twin(config, given, start) for start in starts(world)]
+    references = [Reference(config, given, start) for start in starts(world)]
     for _ in range(2 * config.max_steps + 10 if calibrated else config.max_steps + 10):
         action = choose(out.groups["governor"].action_mask, rng)
         planner = torch.as_tensor(rng.integers(0, 21, (2, 1), dtype=np.int32))
@@ -169,26 +169,26 @@ def test_a_twin_walks_alike(tmp_path, calibrated):
         governor, federal = out.groups["governor"], out.groups["planner"]
         ended = out.truncated.tolist()
         assert not out.terminated.any()
-        for i, twin in enumerate(twins):
-            reward, planner_reward = twin.step(action[i].numpy() + 1, int(planner[i, 0]))
+        for i, reference in enumerate(references):
+            reward, planner_reward = reference.step(action[i].numpy() + 1, int(planner[i, 0]))
             close(governor.reward[i], reward, "governors' reward")
             close(federal.reward[i, 0], planner_reward, "planner's reward")
-            assert ended[i] == (twin.day == config.max_steps)
+            assert ended[i] == (reference.day == config.max_steps)
             sight, nation = governor.observation, federal.observation
             if ended[i]:
                 sight, nation = governor.final_observation, federal.final_observation
-                for name, value in twin.reports().items():
+                for name, value in reference.reports().items():
                     close(world.last_episode().reports[name][i], value, name)
-            close(sight[i], twin.governors_see(), "what governors see")
-            close(nation[i, 0], twin.planner_sees(), "what the planner sees")
+            close(sight[i], reference.governors_see(), "what governors see")
+            close(nation[i, 0], reference.planner_sees(), "what the planner sees")
             if ended[i]:
-                twins[i] = twin = Twin(config, given, starts(world)[i])
-                close(governor.observation[i], twin.governors_see(), "a first day")
-                close(federal.observation[i, 0], twin.planner_sees(), "a first day")
+                references[i] = reference = Reference(config, given, starts(world)[i])
+                close(governor.observation[i], reference.governors_see(), "a first day")
+                close(federal.observation[i, 0], reference.planner_sees(), "a first day")
             for name in COMPARTMENTS:
-                close(world.store[name][i], twin.now[name] / twin.people, name)
-            close(world.store.laid_off[i], twin.jobless_extra, "laid off")
-            np.testing.assert_array_equal(governor.action_mask[i], twin.mask())
+                close(world.store[name][i], reference.now[name] / reference.people, name)
+            close(world.store.laid_off[i], reference.jobless_extra, "laid off")
+            np.testing.assert_array_equal(governor.action_mask[i], reference.mask())
     assert world.store.episode.tolist() == ([2, 2] if calibrated else [1, 1])
 
 
@@ -203,7 +203,7 @@ def play(world, levels, subsidy=0, seed=11, days=None):
 
 
 def moderate(store):
-    """Begin at level 6; two levels up where many are infected and it grows, one down where it falls."""
+    """Start at level 6; two levels up where many are infected and infections grow, one down where they fall."""
     growth = 10.0 * store.caught / (store.infected + 1e-7)
     first = (store.step_count == 0)[:, None]
     moved = torch.where((growth > 1.0) & (store.infected > 1e-3), store.level + 2, store.level)
@@ -223,8 +223,8 @@ def test_people_are_conserved():
         assert min(float(world.store[name].min()) for name in COMPARTMENTS) >= 0.0
 
 
-def test_a_new_level_stands_for_the_cooldown():
-    """A change on day 1 binds on days 2 to 29; what is chosen against the mask is ignored; day 30 is free."""
+def test_a_new_level_stays_for_the_cooldown():
+    """After a change on day 1 no change is possible on days 2 to 29; masked choices are ignored."""
     world = Pandemic(1)
     world.reset(0)
 
@@ -245,7 +245,7 @@ def test_a_new_level_stands_for_the_cooldown():
 NOTHING = torch.zeros(1, 1, dtype=torch.int32)
 
 
-def test_the_planner_is_heard_every_ninety_days():
+def test_the_planner_acts_every_ninety_days():
     """Worlds whose planners differ only between the days of choice stay equal bit for bit."""
     rng = np.random.default_rng(4)
     one, other, third = Pandemic(1), Pandemic(1), Pandemic(1)
@@ -288,7 +288,7 @@ def test_starts_differ_by_state_env_and_episode():
 
 
 def test_moderation_beats_both_extremes():
-    """Whatever the planner pays: a moderate adaptive policy does better for everyone than open or closed for good."""
+    """With any subsidy, a moderate adaptive policy is better for both groups than constant levels 1 or 10."""
     world = Pandemic(32)
     for subsidy in (0, 10, 20):
         opened, closed = play(world, 0, subsidy), play(world, 9, subsidy)
@@ -306,7 +306,7 @@ def test_subsidies_pay_when_much_is_closed():
     assert play(world, 0, 20)["planner"] < play(world, 0, 0)["planner"] - 0.3
 
 
-def test_facts_of_the_states():
+def test_data_of_the_states():
     assert len(POPULATION) == 51
     assert sum(POPULATION.values()) == 331_449_281  # the census of 2020
     assert sorted(name for name in MAP.split() if name != ".") == sorted(POPULATION)
@@ -384,7 +384,7 @@ def test_bad_settings_are_refused(setting, message):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_tuned_settings_beat_the_extremes(seed, tmp_path):
-    """Each group does better than under open or closed states, even those that are paid the most."""
+    """Each group does better than with constant levels 1 or 10, with any subsidy."""
     run = shoal.train("pandemic", seed=seed, run_dir=tmp_path / "run", quiet=True, device="cpu")
     found = run.evaluate(episodes=64)
     world = Pandemic(64)

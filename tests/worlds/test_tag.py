@@ -1,4 +1,4 @@
-"""The tag worlds against slow twins in NumPy, step by step; and what holds whatever the actions are."""
+"""The tag worlds against slow references in NumPy, step by step, and invariants."""
 
 import numpy as np
 import pytest
@@ -43,8 +43,8 @@ def grid_step(config, cells, actions, steps):
     return after, rewards, tagged, tagged or steps >= config.max_steps
 
 
-def grid_sight(config, cells, me, steps):
-    """What agent `me` sees."""
+def grid_observation(config, cells, me, steps):
+    """The observation of agent `me`."""
     taggers = len(cells) - 1
     scaled = [(x / config.size, y / config.size) for x, y in cells]
     time = steps / config.max_steps
@@ -67,7 +67,7 @@ def grid_sight(config, cells, me, steps):
         dict(taggers=40, size=9, max_steps=7, random_start=True, full=False),
     ],
 )
-def test_the_grid_equals_its_twin(settings):
+def test_the_grid_equals_its_reference(settings):
     config = TagGrid.Config(**settings)
     world = TagGrid(6, config=config)
     world.reset(3)
@@ -90,13 +90,13 @@ def test_the_grid_equals_its_twin(settings):
             for me in range(len(cells)):
                 group, agent = ("tagger", me) if me < config.taggers else ("runner", 0)
                 seen = getattr(out.groups[group], shown)[env, agent]
-                np.testing.assert_allclose(seen, grid_sight(config, cells, me, steps), rtol=1e-6)
+                np.testing.assert_allclose(seen, grid_observation(config, cells, me, steps), rtol=1e-6)
             tags += tagged
     assert tags > 0
     assert float(world.statistics().report_sum["tagged"].sum()) == tags
 
 
-def test_the_grid_starts_as_the_rules_say():
+def test_starts_of_the_grid():
     world = TagGrid(4)
     world.reset(0)
     assert (world.store.tagger_x == 50).all()
@@ -111,7 +111,7 @@ def test_the_grid_starts_as_the_rules_say():
 
 
 def drive(config, position, motion, choice, skill):
-    """One agent's step. Sums that decide about a bound or a whole turn are made in float32: they are met exactly."""
+    """One agent's step. Sums that are compared with a bound are computed in float32, to be exact."""
     accelerations = [0.0, *np.linspace(-config.max_acceleration, config.max_acceleration, config.acceleration_levels)]
     turns = [0.0, *np.linspace(-config.max_turn, config.max_turn, config.turn_levels)]
     speed, direction, acceleration = np.float32(motion)
@@ -127,8 +127,8 @@ def drive(config, position, motion, choice, skill):
     return inside, (speed, direction, acceleration), -config.edge_penalty * float((inside != wanted).any())
 
 
-def square_sight(config, position, motion, alive, me, steps):
-    """What agent `me` sees of the nearest agents in the game."""
+def square_observation(config, position, motion, alive, me, steps):
+    """The observation of agent `me`: the nearest agents in the game."""
     heading = motion[me][1] if config.own_frame else 0.0
     turn = np.array([[np.cos(heading), np.sin(heading)], [-np.sin(heading), np.cos(heading)]])
     apart = np.linalg.norm(position - position[me], axis=1)
@@ -161,7 +161,7 @@ def square_sight(config, position, motion, alive, me, steps):
         dict(taggers=1, runners=1, size=2.0, max_steps=30, neighbors=1, tag_distance=0.2, turn_levels=3),
     ],
 )
-def test_the_square_equals_its_twin(settings):
+def test_the_square_equals_its_reference(settings):
     config = TagContinuous.Config(**settings)
     world = TagContinuous(5, config=config)
     world.reset(7)
@@ -205,7 +205,7 @@ def test_the_square_equals_its_twin(settings):
                 shown = "final_observation" if over[env] else "observation"
                 seen = getattr(out.groups[name], shown)[env, agent].numpy()
                 expected = (
-                    square_sight(config, position, motion, alive, me, steps) if alive[me] else np.zeros(len(seen))
+                    square_observation(config, position, motion, alive, me, steps) if alive[me] else np.zeros(len(seen))
                 )
                 np.testing.assert_allclose(seen, expected, rtol=1e-4, atol=1e-5)
     assert tags > 0
@@ -245,7 +245,7 @@ def test_an_env_does_not_depend_on_its_batch(cls):
             assert torch.equal(tensor, large.store[name][:3]), name
 
 
-def test_a_thousand_agents_take_memory_by_the_agent_only():
+def test_memory_is_linear_in_the_number_of_agents():
     """No array of an env grows with the square of the number of agents."""
     bytes_of = {n: TagContinuous(1, config=TagContinuous.Config(runners=n)).bytes_per_env for n in (100, 1000, 2000)}
     per_agent = (bytes_of[2000] - bytes_of[1000]) / 1000

@@ -1,13 +1,16 @@
-"""Branch-free maths for kernels: the CPU compiler turns it into vector instructions, the GPU never diverges.
+"""Branch-free math functions for kernels: CPU compilers vectorize them, GPU threads do not diverge.
 
 `wp.sin` and `wp.cos` call the C library once per env on a CPU, which costs more than the rest of a cart-pole step.
-These agree with them to float32 rounding for |x| up to about 10,000.
+These functions agree with them to float32 rounding for |x| up to about 10,000.
 """
+
+from typing import no_type_check
 
 import warp as wp
 
 
 @wp.func
+@no_type_check
 def sincos_small(x: float):
     """Sine and cosine of an angle within an eighth of a turn, |x| <= pi / 4 [rad] (minimax polynomials)."""
     x2 = x * x
@@ -17,6 +20,7 @@ def sincos_small(x: float):
 
 
 @wp.func
+@no_type_check
 def sincos(x: float):
     """Sine and cosine of `x` [rad] together (Cody-Waite reduction by quarter turns)."""
     quarter = int(x * 0.6366197723675814 + wp.where(x >= 0.0, 0.5, -0.5))
@@ -32,6 +36,7 @@ def sincos(x: float):
 
 
 @wp.func
+@no_type_check
 def wrap_angle(x: float):
     """The angle `x` [rad] in [-pi, pi)."""
     turns = x * 0.15915494309189535 + 0.5
