@@ -59,7 +59,7 @@ def record(
     steps = (STILL_STEPS if still else fps * SECONDS) if steps is None else steps
     if envs < 1 or steps < 1 or fps < 1:
         raise ShoalError(f"--envs, --steps and --fps must be at least 1, got {envs}, {steps} and {fps}.")
-    with closing(make_world(run.job, envs, "shown")) as world:
+    with closing(make_world(run.job, envs, "recording")) as world:
         if not world.drawable:
             world.picture(None, 0)
         samples = run.job.evaluation.eval_stochastic if sample is None else sample
