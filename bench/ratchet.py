@@ -61,8 +61,8 @@ class Cell:
 
     def words(self, iterations: int, device: str, run_dir: Path) -> list[str]:
         steps = self.num_envs * self.rollout * iterations
-        sizes = f"--num-envs {self.num_envs} --rollout-steps {self.rollout} --total-steps {steps} --checkpoint-every {steps}"
-        rest = f"--eval-episodes 0 --log-every 0 --compile off --threads 1 --device {device}"
+        sizes = f"--num-envs {self.num_envs} --rollout-steps {self.rollout} --total-steps {steps}"
+        rest = f"--checkpoint-every {steps} --eval-episodes 0 --log-every 0 --compile off --threads 1 --device {device}"
         return ["train", self.world, *f"{self.flags} {sizes} {rest}".split(), "--run-dir", str(run_dir)]
 
 

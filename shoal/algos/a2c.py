@@ -4,21 +4,22 @@ With V-trace, it is the learner of IMPALA (Espeholt et al. 2018).
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 
 from shoal.algos.policy_gradient import PolicyGradient, PolicyGradientConfig
-from shoal.core.errors import ShoalError, require
-from shoal.core.settings import MOST_THREADS
+from shoal.core.errors import ShoalError
+from shoal.core.settings import MOST_THREADS, Bounds
 from shoal.learn import losses
+from shoal.learn.learner import LearningRate
 
 
 @dataclass(frozen=True)
 class A2CConfig(PolicyGradientConfig):
     """Settings of A2C."""
 
-    lr: float = 1e-3
+    lr: LearningRate = 1e-3
     """Learning rate; with --lr-scale, for mini-batches of --lr-batch samples."""
     ent_coef: float = 0.01
     """Coefficient of the entropy bonus."""
@@ -39,14 +40,10 @@ class IMPALAConfig(A2CConfig):
 class A3CConfig(A2CConfig):
     """Settings of A3C: A2C with asynchronous actor-learners that share parameters."""
 
-    actors: int = 4
+    actors: Annotated[int, Bounds(ge=1, le=MOST_THREADS)] = 4
     """Number of actor-learner threads; envs are split evenly."""
 
     like: ClassVar[str] = "a2c"
-
-    def __post_init__(self):
-        super().__post_init__()
-        require("actors", self.actors, 1 <= self.actors <= MOST_THREADS, f"from 1 to {MOST_THREADS}")
 
     def check_rollout(self, steps: int, lanes: int, rnn: bool) -> None:
         if lanes % self.actors:

@@ -6,16 +6,18 @@ actor and an entropy bonus.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import nn
 
-from shoal.algos.off_policy import OffPolicy, OffPolicyConfig
-from shoal.core.errors import ShoalError, require
+from shoal.algos.off_policy import OffPolicy, OffPolicyConfig, SoftUpdate
+from shoal.core.errors import ShoalError
 from shoal.core.noise import noise_plan
+from shoal.core.settings import Bounds, NonNegative, NonNegativeFloat, PositiveFloat
 from shoal.core.spaces import Box
 from shoal.core.world import Group
+from shoal.learn.learner import LearningRate
 from shoal.learn.replay_draws import Sample
 from shoal.learn.rollout import Rollout
 from shoal.policy import ContinuousQPolicy
@@ -29,41 +31,32 @@ NOISE_SEED = 0x5AC
 class DDPGConfig(OffPolicyConfig):
     """Settings of DDPG, and base of TD3's and SAC's."""
 
-    lr: float = 1e-3
+    lr: LearningRate = 1e-3
     """Learning rate; with --lr-scale, for mini-batches of --lr-batch samples."""
-    replay_ratio: float = 64.0
+    replay_ratio: PositiveFloat = 64.0
     """Ratio of transitions drawn to transitions collected: how often each is used on average."""
-    learning_starts: int = 5_000
+    learning_starts: NonNegative = 5_000
     """Transitions collected with uniformly random actions before the first update."""
-    tau: float = 0.005
+    tau: SoftUpdate = 0.005
     """Soft update coefficient of the target networks (Polyak averaging)."""
-    critics: int = 1
+    critics: Annotated[int, Bounds(ge=1, le=2**8)] = 1
     """Number of critics; the minimum of their Q-values is used."""
-    policy_delay: int = 1
+    policy_delay: Annotated[int, Bounds(ge=1, le=2**20)] = 1
     """Critic updates per update of the actor and the target networks."""
-    target_policy_noise: float = 0.0
+    target_policy_noise: NonNegativeFloat = 0.0
     """Standard deviation of the target policy noise, in units of half the action range."""
-    target_noise_clip: float = 0.5
+    target_noise_clip: NonNegativeFloat = 0.5
     """Clip range of the target policy noise, in units of half the action range."""
-    exploration_noise: float = 0.1
+    exploration_noise: NonNegativeFloat = 0.1
     """Standard deviation of the exploration noise, in units of half the action range (deterministic actors)."""
     stochastic: bool = False
     """Use a stochastic actor with an entropy bonus."""
-    temperature: float | None = None
+    temperature: PositiveFloat | None = None
     """Entropy coefficient of a stochastic actor (none: learned to reach --target-entropy)."""
     target_entropy: float | None = None
     """Target entropy of a learned --temperature [nats] (none: minus the action dimension)."""
 
     network: ClassVar[tuple[str, ...]] = ("critics", "stochastic", "exploration_noise", "temperature")
-
-    def __post_init__(self):
-        super().__post_init__()
-        for name in ("critics", "policy_delay"):
-            require(name.replace("_", "-"), getattr(self, name), getattr(self, name) >= 1, "at least 1")
-        for name in ("target_policy_noise", "target_noise_clip", "exploration_noise"):
-            require(name.replace("_", "-"), getattr(self, name), getattr(self, name) >= 0, "at least 0")
-        require("tau", self.tau, 0 < self.tau <= 1, "above 0 and at most 1")
-        require("temperature", self.temperature, self.temperature is None or self.temperature > 0, "above 0")
 
     @property
     def drawn(self) -> int:
@@ -86,11 +79,11 @@ class DDPGConfig(OffPolicyConfig):
 class TD3Config(DDPGConfig):
     """Settings of TD3."""
 
-    critics: int = 2
+    critics: Annotated[int, Bounds(ge=1, le=2**8)] = 2
     """Number of critics; the minimum of their Q-values is used."""
-    policy_delay: int = 2
+    policy_delay: Annotated[int, Bounds(ge=1, le=2**20)] = 2
     """Critic updates per update of the actor and the target networks."""
-    target_policy_noise: float = 0.2
+    target_policy_noise: NonNegativeFloat = 0.2
     """Standard deviation of the target policy noise, in units of half the action range."""
 
     like: ClassVar[str] = "ddpg"
@@ -100,7 +93,7 @@ class TD3Config(DDPGConfig):
 class SACConfig(DDPGConfig):
     """Settings of SAC."""
 
-    critics: int = 2
+    critics: Annotated[int, Bounds(ge=1, le=2**8)] = 2
     """Number of critics; the minimum of their Q-values is used."""
     stochastic: bool = True
     """Use a stochastic actor with an entropy bonus."""

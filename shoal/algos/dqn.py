@@ -9,14 +9,16 @@ Kapturowski et al. 2019), and values can be rescaled (Pohlen et al. 2018).
 
 import warnings
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 
-from shoal.algos.off_policy import OffPolicy, OffPolicyConfig
+from shoal.algos.off_policy import OffPolicy, OffPolicyConfig, SoftUpdate
 from shoal.core.errors import ShoalError, require
+from shoal.core.settings import INT32, Bounds, NonNegative, NonNegativeFloat, Positive, PositiveFloat, UnitInterval
 from shoal.core.world import Group
 from shoal.learn import losses
+from shoal.learn.learner import LearningRate
 from shoal.learn.replay_draws import Sample, Sequences
 from shoal.learn.rollout import Rollout
 from shoal.policy import QPolicy
@@ -36,37 +38,37 @@ TOLERANCE = 1e-3
 class QConfig(OffPolicyConfig):
     """Settings of DQN, and base of Rainbow's and R2D2's."""
 
-    target_update_interval: int = 500
+    target_update_interval: Annotated[int, Bounds(ge=1, le=INT32)] = 500
     """Updates between copies of the weights to the target network."""
-    tau: float | None = None
+    tau: SoftUpdate | None = None
     """Soft update coefficient of the target network (Polyak averaging) instead of copies (none: copies)."""
-    huber_delta: float | None = 1.0
+    huber_delta: PositiveFloat | None = 1.0
     """Threshold of the Huber loss (none: squared error, for returns far above 1)."""
     double_q: bool = False
     """Use double DQN: the online network selects the action that the target network evaluates."""
     dueling: bool = False
     """Use a dueling network: a state value plus advantages."""
-    atoms: int = 1
+    atoms: Annotated[int, Bounds(ge=1, le=2**16)] = 1
     """Number of atoms of categorical Q-values between --v-min and --v-max (1: scalar Q-values; C51: 51)."""
     v_min: float = -10.0
     """Return of the lowest atom."""
     v_max: float = 10.0
     """Return of the highest atom."""
-    quantiles: int = 0
+    quantiles: Annotated[int, Bounds(ge=0, le=2**16)] = 0
     """Number of quantiles per Q-value (0: off; QR-DQN: 200)."""
     noisy: bool = False
     """Use a noisy last layer for exploration, besides epsilon."""
-    exploration_initial_eps: float = 1.0
+    exploration_initial_eps: UnitInterval = 1.0
     """Initial probability of a random action."""
-    exploration_final_eps: float = 0.05
+    exploration_final_eps: UnitInterval = 0.05
     """Final probability of a random action."""
-    exploration_fraction: float = 0.2
+    exploration_fraction: UnitInterval = 0.2
     """Fraction of the run over which epsilon is annealed."""
-    apex_alpha: float = 0.0
+    apex_alpha: NonNegativeFloat = 0.0
     """Per-env exploration epsilon^(1 + alpha i / (N - 1)) for env i of N (0: equal; Ape-X: 7)."""
-    burn_in: int = 32
+    burn_in: NonNegative = 32
     """With an RNN: leading steps of each sequence that only warm up the recurrent state."""
-    sequence_length: int = 64
+    sequence_length: Positive = 64
     """With an RNN: learned steps per sequence, after the burn-in; must divide the batch size."""
     rescale: bool = False
     """Learn h(Q) = sign(Q) (sqrt(|Q| + 1) - 1) + Q / 1000 instead of Q, for unclipped rewards."""
@@ -75,14 +77,6 @@ class QConfig(OffPolicyConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        for name in ("target_update_interval", "atoms", "sequence_length"):
-            require(name.replace("_", "-"), getattr(self, name), getattr(self, name) >= 1, "at least 1")
-        for name in ("quantiles", "apex_alpha", "burn_in"):
-            require(name.replace("_", "-"), getattr(self, name), getattr(self, name) >= 0, "at least 0")
-        for name in ("exploration_initial_eps", "exploration_final_eps", "exploration_fraction"):
-            require(name.replace("_", "-"), getattr(self, name), 0 <= getattr(self, name) <= 1, "between 0 and 1")
-        require("huber-delta", self.huber_delta, self.huber_delta is None or self.huber_delta > 0, "above 0")
-        require("tau", self.tau, self.tau is None or 0 < self.tau <= 1, "above 0 and at most 1")
         require("v-max", self.v_max, self.v_max > self.v_min, f"above --v-min ({self.v_min:g})")
         if self.atoms > 1 and self.quantiles:
             raise ShoalError(f"Q-values use --atoms ({self.atoms}) or --quantiles ({self.quantiles}), not both.")
@@ -103,14 +97,15 @@ class QConfig(OffPolicyConfig):
                 for rows, least in ((self.burn_in, 0), (self.sequence_length, 1))
             ]
             raise ShoalError(
-                f"With an RNN, --burn-in {self.burn_in} and --sequence-length {self.sequence_length} must be multiples of --rollout-steps "
-                f"{steps}; use --burn-in {near[0]} --sequence-length {near[1]}, or another --rollout-steps."
+                f"With an RNN, --burn-in {self.burn_in} and --sequence-length {self.sequence_length} must be multiples "
+                f"of --rollout-steps {steps}; use --burn-in {near[0]} --sequence-length {near[1]}, or another "
+                "--rollout-steps."
             )
         if rnn and self.batch_size % self.sequence_length:
             batch = max(1, round(self.batch_size / self.sequence_length)) * self.sequence_length
             raise ShoalError(
-                f"With an RNN, --batch-size {self.batch_size} must be a multiple of --sequence-length {self.sequence_length}; use "
-                f"--batch-size {batch}, or another --sequence-length."
+                f"With an RNN, --batch-size {self.batch_size} must be a multiple of --sequence-length "
+                f"{self.sequence_length}; use --batch-size {batch}, or another --sequence-length."
             )
         super().check_rollout(steps, lanes, rnn)
 
@@ -124,7 +119,7 @@ class QConfig(OffPolicyConfig):
 class RainbowConfig(QConfig):
     """Settings of Rainbow."""
 
-    n_step: int = 3
+    n_step: Positive = 3
     """Number of rewards in n-step targets."""
     double_q: bool = True
     """Use double DQN: the online network selects the action that the target network evaluates."""
@@ -132,13 +127,13 @@ class RainbowConfig(QConfig):
     """Use a dueling network: a state value plus advantages."""
     prioritized: bool = True
     """Prioritized replay: draw transitions by TD error."""
-    atoms: int = 51
+    atoms: Annotated[int, Bounds(ge=1, le=2**16)] = 51
     """Number of atoms of categorical Q-values between --v-min and --v-max (1: scalar Q-values; C51: 51)."""
     noisy: bool = True
     """Use a noisy last layer for exploration, besides epsilon."""
-    exploration_final_eps: float = 0.0
+    exploration_final_eps: UnitInterval = 0.0
     """Final probability of a random action."""
-    exploration_fraction: float = 0.1
+    exploration_fraction: UnitInterval = 0.1
     """Fraction of the run over which epsilon is annealed."""
 
 
@@ -146,17 +141,17 @@ class RainbowConfig(QConfig):
 class R2D2Config(QConfig):
     """Settings of R2D2, whose policy has an RNN and learns from sequences."""
 
-    lr: float = 5e-4
+    lr: LearningRate = 5e-4
     """Learning rate; with --lr-scale, for mini-batches of --lr-batch samples."""
-    gamma: float = 0.997
+    gamma: UnitInterval = 0.997
     """Discount factor."""
-    max_grad_norm: float = 40.0
+    max_grad_norm: PositiveFloat = 40.0
     """Maximum norm for gradient clipping."""
-    batch_size: int = 1280
+    batch_size: Annotated[int, Bounds(ge=1, le=INT32)] = 1280
     """Transitions per update."""
-    replay_ratio: float = 2.0
+    replay_ratio: PositiveFloat = 2.0
     """Ratio of transitions drawn to transitions collected: how often each is used on average."""
-    n_step: int = 5
+    n_step: Positive = 5
     """Number of rewards in n-step targets."""
     double_q: bool = True
     """Use double DQN: the online network selects the action that the target network evaluates."""
@@ -164,19 +159,19 @@ class R2D2Config(QConfig):
     """Use a dueling network: a state value plus advantages."""
     prioritized: bool = True
     """Prioritized replay: draw transitions by TD error."""
-    priority_alpha: float = 0.9
+    priority_alpha: UnitInterval = 0.9
     """Exponent of the TD error in the priority."""
-    priority_beta: float = 0.6
+    priority_beta: UnitInterval = 0.6
     """Initial exponent of the importance weights; it rises to 1 over the run."""
-    exploration_initial_eps: float = 0.4
+    exploration_initial_eps: UnitInterval = 0.4
     """Initial probability of a random action."""
-    exploration_final_eps: float = 0.4
+    exploration_final_eps: UnitInterval = 0.4
     """Final probability of a random action."""
-    apex_alpha: float = 7.0
+    apex_alpha: NonNegativeFloat = 7.0
     """Per-env exploration epsilon^(1 + alpha i / (N - 1)) for env i of N (0: equal; Ape-X: 7)."""
-    burn_in: int = 40
+    burn_in: NonNegative = 40
     """With an RNN: leading steps of each sequence that only warm up the recurrent state."""
-    sequence_length: int = 80
+    sequence_length: Positive = 80
     """With an RNN: learned steps per sequence, after the burn-in; must divide the batch size."""
     rescale: bool = True
     """Learn h(Q) = sign(Q) (sqrt(|Q| + 1) - 1) + Q / 1000 instead of Q, for unclipped rewards."""

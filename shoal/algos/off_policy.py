@@ -7,19 +7,23 @@ import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 
-from shoal.core.errors import ShoalError, require
+from shoal.core.errors import ShoalError
+from shoal.core.settings import INT32, Bounds, NonNegative, NonNegativeFloat, Positive, PositiveFloat, UnitInterval
 from shoal.core.spaces import check_range
 from shoal.core.world import Group
-from shoal.learn.learner import Learner, LearnerConfig, part_of
+from shoal.learn.learner import Learner, LearnerConfig, LearningRate, part_of
 from shoal.learn.optim import Adam
 from shoal.learn.replay import Replay
 from shoal.learn.rollout import Rollout, stacked
 from shoal.policy import Policy
 from shoal.policy.normalize import share_buffers
+
+SoftUpdate = Annotated[float, Bounds(gt=0, le=1)]
+"""Coefficient of a soft update."""
 
 PolicyKind = TypeVar("PolicyKind", bound=Policy)
 
@@ -28,40 +32,30 @@ PolicyKind = TypeVar("PolicyKind", bound=Policy)
 class OffPolicyConfig(LearnerConfig):
     """Settings of all off-policy algorithms."""
 
-    lr: float = 2.5e-4
+    lr: LearningRate = 2.5e-4
     """Learning rate; with --lr-scale, for mini-batches of --lr-batch samples."""
-    max_grad_norm: float = 10.0
+    max_grad_norm: PositiveFloat = 10.0
     """Maximum norm for gradient clipping."""
     lr_schedule: Literal["linear", "cosine", "none"] = "none"
     """Learning-rate schedule after the warmup."""
-    buffer_size: int = 1_000_000
+    buffer_size: Positive = 1_000_000
     """Size of the replay buffer in transitions, of all envs and agents."""
-    replay_memory: float | None = None
+    replay_memory: NonNegativeFloat | None = None
     """GPU memory limit of the replay [GiB]; above it, observations are kept in host memory (none: no limit)."""
-    batch_size: int = 256
+    batch_size: Annotated[int, Bounds(ge=1, le=INT32)] = 256
     """Transitions per update."""
-    replay_ratio: float = 8.0
+    replay_ratio: PositiveFloat = 8.0
     """Ratio of transitions drawn to transitions collected: how often each is used on average."""
-    learning_starts: int = 20_000
+    learning_starts: NonNegative = 20_000
     """Transitions collected before the first update."""
-    n_step: int = 1
+    n_step: Positive = 1
     """Number of rewards in n-step targets."""
     prioritized: bool = False
     """Prioritized replay: draw transitions by TD error."""
-    priority_alpha: float = 0.5
+    priority_alpha: UnitInterval = 0.5
     """Exponent of the TD error in the priority."""
-    priority_beta: float = 0.4
+    priority_beta: UnitInterval = 0.4
     """Initial exponent of the importance weights; it rises to 1 over the run."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        for name in ("buffer_size", "batch_size", "n_step"):
-            require(name.replace("_", "-"), getattr(self, name), getattr(self, name) >= 1, "at least 1")
-        require("replay-memory", self.replay_memory, (self.replay_memory or 0.0) >= 0, "at least 0")
-        require("learning-starts", self.learning_starts, self.learning_starts >= 0, "at least 0")
-        for name in ("priority_alpha", "priority_beta"):
-            require(name.replace("_", "-"), getattr(self, name), 0 <= getattr(self, name) <= 1, "between 0 and 1")
-        require("replay-ratio", self.replay_ratio, self.replay_ratio > 0, "above 0")
 
     def batch(self, samples: int) -> int:
         return self.batch_size
@@ -79,7 +73,8 @@ class OffPolicyConfig(LearnerConfig):
     def unsupported(cls, group: Group) -> str:
         if group.action_interval == 1:
             return ""
-        return f"Off-policy algorithms need an action interval of 1, but that of group {group.name!r} is {group.action_interval}"
+        interval = group.action_interval
+        return f"Off-policy algorithms need an action interval of 1, but that of group {group.name!r} is {interval}"
 
     def span(self, rnn: bool) -> tuple[int, int]:
         """Burn-in and learned rows of drawn sequences; (0, 0) for single transitions."""

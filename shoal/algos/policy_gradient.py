@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import torch
 
-from shoal.core.errors import ShoalError, require
+from shoal.core.errors import ShoalError
 from shoal.core.launch import cpu_threads
+from shoal.core.settings import Positive, PositiveFloat, UnitInterval
 from shoal.learn import losses
 from shoal.learn.learner import BYTES_PER_ACTIVATION, Learner, LearnerConfig, activation_memory
 from shoal.learn.returns import advantage_plan, discounted_plan
@@ -27,11 +28,11 @@ Operations parallelized over all cores would spend most time in synchronization.
 class PolicyGradientConfig(LearnerConfig):
     """Settings of all policy-gradient algorithms."""
 
-    gae_lambda: float = 0.95
+    gae_lambda: UnitInterval = 0.95
     """Lambda of generalized advantage estimation (GAE)."""
     ent_coef: float = 0.0
     """Coefficient of the entropy bonus."""
-    ent_coef_final: float = 1.0
+    ent_coef_final: UnitInterval = 1.0
     """Final entropy coefficient as a fraction of the initial one, after linear decay."""
     vf_coef: float = 0.5
     """Coefficient of the value loss."""
@@ -41,21 +42,12 @@ class PolicyGradientConfig(LearnerConfig):
     """Divide rewards by the running standard deviation of the discounted return."""
     vtrace: bool = False
     """Correct advantages and targets for policy lag with V-trace."""
-    rho_clip: float = 1.0
+    rho_clip: PositiveFloat = 1.0
     """V-trace's clip of the importance ratio of a step (rho)."""
-    trace_clip: float = 1.0
+    trace_clip: PositiveFloat = 1.0
     """V-trace's clip of the importance ratio in the trace (c)."""
-    micro_batch_size: int | None = None
+    micro_batch_size: Positive | None = None
     """Samples per forward and backward pass, with gradient accumulation (none: as many as fit in memory)."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        require("gae-lambda", self.gae_lambda, 0 <= self.gae_lambda <= 1, "between 0 and 1")
-        require("ent-coef-final", self.ent_coef_final, 0 <= self.ent_coef_final <= 1, "between 0 and 1")
-        for name in ("rho_clip", "trace_clip"):
-            require(name.replace("_", "-"), getattr(self, name), getattr(self, name) > 0, "above 0")
-        size = self.micro_batch_size
-        require("micro-batch-size", size, size is None or size > 0, "above 0")
 
 
 class Batch(NamedTuple):

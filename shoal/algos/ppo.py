@@ -1,19 +1,20 @@
 """PPO: epochs of mini-batches over one rollout with a clipped objective (Schulman et al. 2017)."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 
 from shoal.algos.policy_gradient import PolicyGradient, PolicyGradientConfig
-from shoal.core.errors import ShoalError, require
+from shoal.core.errors import ShoalError
+from shoal.core.settings import Bounds, Positive, PositiveFloat
 from shoal.learn import losses
 from shoal.learn.shuffle import order_plan
 
 OTHER_PROCESS = 0x2545F491
 """Offset between the shuffle seeds of consecutive processes."""
 
-MOST_EPOCHS = 1000
+MAX_EPOCHS = 1000
 """Maximum number of epochs, since each needs a kernel launch for its shuffle."""
 
 
@@ -21,24 +22,16 @@ MOST_EPOCHS = 1000
 class PPOConfig(PolicyGradientConfig):
     """Settings of PPO."""
 
-    epochs: int = 4
+    epochs: Annotated[int, Bounds(ge=1, le=MAX_EPOCHS)] = 4
     """Epochs over each rollout."""
-    num_minibatches: int = 4
+    num_minibatches: Positive = 4
     """Mini-batches per epoch; must divide the rollout's samples (with an RNN: envs x agents)."""
-    clip_range: float = 0.2
+    clip_range: PositiveFloat = 0.2
     """Clip range of the probability ratio."""
-    clip_range_vf: float | None = None
+    clip_range_vf: PositiveFloat | None = None
     """Clip range of the value function (none: no clipping)."""
-    target_kl: float | None = None
+    target_kl: PositiveFloat | None = None
     """Skip the rest of an update once the approximate KL divergence exceeds this (none: never)."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        require("epochs", self.epochs, 1 <= self.epochs <= MOST_EPOCHS, f"from 1 to {MOST_EPOCHS}")
-        require("num-minibatches", self.num_minibatches, self.num_minibatches >= 1, "at least 1")
-        require("clip-range", self.clip_range, self.clip_range > 0, "above 0")
-        for name, value in (("clip-range-vf", self.clip_range_vf), ("target-kl", self.target_kl)):
-            require(name, value, value is None or value > 0, "above 0")
 
     def batch(self, samples: int) -> int:
         return samples // self.num_minibatches
@@ -69,7 +62,7 @@ class PPOConfig(PolicyGradientConfig):
 class APPOConfig(PPOConfig):
     """Settings of APPO: asynchronous PPO with V-trace."""
 
-    epochs: int = 1
+    epochs: Annotated[int, Bounds(ge=1, le=MAX_EPOCHS)] = 1
     """Epochs over each rollout."""
     vtrace: bool = True
     """Correct advantages and targets for policy lag with V-trace."""

@@ -9,10 +9,8 @@ from typing import Annotated, Any, Literal
 
 from shoal.config.counts import Count, EnvCount
 from shoal.core.errors import ShoalError
-from shoal.core.settings import MOST_THREADS, Bounds, NonNegative, NonNegativeFloat, Positive, check_settings
+from shoal.core.settings import INT32, MOST_THREADS, Bounds, NonNegative, NonNegativeFloat, Positive, check_settings
 from shoal.policy.config import PolicyConfig
-
-INT32 = 2**31 - 1
 
 Processes = Annotated[int, Bounds(ge=1, le=MOST_THREADS)]
 

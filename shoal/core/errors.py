@@ -153,8 +153,8 @@ def shortage(error: BaseException | None) -> str | None:
             )
         if number == errno.ENOMEM or isinstance(error, MemoryError) or _MEMORY.search(str(error)):
             return (
-                "This process has reached its memory limit: lower --num-envs, --rollout-steps or --buffer-size, or raise the "
-                "limit (ulimit -v, or that of the container)."
+                "This process has reached its memory limit: lower --num-envs, --rollout-steps or --buffer-size, or "
+                "raise the limit (ulimit -v, or that of the container)."
             )
         error = error.__cause__
     return None

@@ -57,7 +57,10 @@ Positive = Annotated[int, Bounds(ge=1)]
 NonNegative = Annotated[int, Bounds(ge=0)]
 PositiveFloat = Annotated[float, Bounds(gt=0)]
 NonNegativeFloat = Annotated[float, Bounds(ge=0)]
-Fraction = Annotated[float, Bounds(ge=0, le=1)]
+UnitInterval = Annotated[float, Bounds(ge=0, le=1)]
+
+INT32 = 2**31 - 1
+"""Maximum of an int32."""
 
 
 def check_settings(config: Any, prefix: str = "") -> None:

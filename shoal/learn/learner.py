@@ -2,13 +2,13 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import nn
 
-from shoal.core.errors import ShoalError, require
-from shoal.core.settings import check_settings
+from shoal.core.errors import ShoalError
+from shoal.core.settings import Bounds, NonNegativeFloat, Positive, PositiveFloat, UnitInterval, check_settings
 from shoal.core.world import Group
 from shoal.learn.optim import OPTIMIZERS, Adam
 from shoal.learn.rollout import Rollout
@@ -23,43 +23,34 @@ LAMB_DECAY = 0.01
 LR_POWERS = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
 """Scaling rule -> exponent of the mini-batch size in the learning rate."""
 
-MOST = dict(
-    lr=1e6,
-    batch_size=2**31 - 1,
-    policy_delay=2**20,
-    target_update_interval=2**31 - 1,
-    atoms=2**16,
-    quantiles=2**16,
-    critics=2**8,
-)
-"""Maximum values of settings that would overflow or that determine sizes."""
+LearningRate = Annotated[float, Bounds(gt=0, le=1e6)]
 
 
 @dataclass(frozen=True)
 class LearnerConfig:
     """Settings of all algorithms."""
 
-    lr: float = 3e-4
+    lr: LearningRate = 3e-4
     """Learning rate; with --lr-scale, for mini-batches of --lr-batch samples."""
     lr_scale: Literal["none", "sqrt", "linear"] = "none"
     """Scaling of the learning rate with the mini-batch size (samples of all envs and agents)."""
-    lr_batch: int = 256
+    lr_batch: Positive = 256
     """Reference mini-batch size of --lr, used by --lr-scale."""
-    lr_warmup: float = 0.0
+    lr_warmup: Annotated[float, Bounds(ge=0, lt=1)] = 0.0
     """Fraction of the run with linear learning-rate warmup from 0."""
     lr_schedule: Literal["linear", "cosine", "none"] = "linear"
     """Learning-rate schedule after the warmup."""
-    lr_final: float = 0.0
+    lr_final: UnitInterval = 0.0
     """Final learning rate as a fraction of the peak."""
     optimizer: Literal["adam", "lamb"] = "adam"
     """Optimizer: Adam, or Lamb for large batches."""
-    weight_decay: float | None = None
+    weight_decay: NonNegativeFloat | None = None
     """Decoupled weight decay (none: 0.01 with Lamb, else 0)."""
-    gamma: float = 0.99
+    gamma: UnitInterval = 0.99
     """Discount factor."""
-    max_grad_norm: float = 0.5
+    max_grad_norm: PositiveFloat = 0.5
     """Maximum norm for gradient clipping."""
-    adam_eps: float = 1e-5
+    adam_eps: PositiveFloat = 1e-5
     """Epsilon of the optimizer, for numerical stability."""
 
     network: ClassVar[tuple[str, ...]] = ()
@@ -71,17 +62,6 @@ class LearnerConfig:
 
     def __post_init__(self):
         check_settings(self)
-        for name, most in MOST.items():
-            value = getattr(self, name, 0)
-            require(name.replace("_", "-"), value, value <= most, f"at most {most}")
-        require("lr", self.lr, self.lr > 0, "above 0")
-        require("lr-batch", self.lr_batch, self.lr_batch > 0, "above 0")
-        require("lr-warmup", self.lr_warmup, 0 <= self.lr_warmup < 1, "at least 0 and below 1")
-        require("lr-final", self.lr_final, 0 <= self.lr_final <= 1, "between 0 and 1")
-        require("weight-decay", self.weight_decay, (self.weight_decay or 0.0) >= 0, "at least 0")
-        require("adam-eps", self.adam_eps, self.adam_eps > 0, "above 0")
-        require("gamma", self.gamma, 0 <= self.gamma <= 1, "between 0 and 1")
-        require("max-grad-norm", self.max_grad_norm, self.max_grad_norm > 0, "above 0")
 
     @property
     def resolved_weight_decay(self) -> float:

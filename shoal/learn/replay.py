@@ -30,7 +30,8 @@ class Replay:
     rows are incomplete; the oldest `stack - 1` rows have lost their history. Neither are drawn.
 
     `append`, the draws and `update_priorities` read nothing on the host and can be part of a CUDA graph. Agents with an
-    action interval k (`Rollout.is_decision_step`) contribute the steps at which they choose; `n_step` must be a multiple of k.
+    action interval k (`Rollout.is_decision_step`) contribute the steps at which they choose; `n_step` must be a
+    multiple of k.
     """
 
     def __init__(
@@ -365,8 +366,8 @@ class Replay:
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """All tensors that later draws depend on, by name."""
-        names = "frames age action mask reward terminated truncated alive is_decision_step serial finals final_alive final_count"
-        state = {name: getattr(self, name) for name in f"{names} state head filled counter".split()}
+        names = "frames age action mask reward terminated truncated alive is_decision_step serial finals final_alive"
+        state = {name: getattr(self, name) for name in f"{names} final_count state head filled counter".split()}
         if self.tree is not None:
             state |= dict(priority=self.tree.leaves.view(-1, *self.reward.shape[1:]), top=self.tree.top)
         return {name: tensor for name, tensor in state.items() if tensor is not None}

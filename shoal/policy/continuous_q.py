@@ -22,8 +22,9 @@ JOINT_FEATURES = 256
 class SquashedHead(Head):
     """Maps features to actions in [-1, 1]; the world receives them scaled to its bounds.
 
-    Deterministic: a = tanh(m), plus normal noise of standard deviation `exploration_noise` while collecting. Stochastic:
-    a = tanh(m + s n) with a state-dependent standard deviation s, and a temperature that weights the entropy.
+    Deterministic: a = tanh(m), plus normal noise of standard deviation `exploration_noise` while collecting.
+    Stochastic: a = tanh(m + s n) with a state-dependent standard deviation s, and a temperature that weights the
+    entropy.
     """
 
     gaussian_noise = True

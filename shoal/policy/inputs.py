@@ -45,7 +45,8 @@ def choose_encoder(name: str, group: Group, hidden: tuple[int, ...], activation:
     images = any(is_image(shape) for _, shape in space.parts)
     if len(space.shape) != 3 and not images:
         raise ShoalError(
-            f"--encoder {name} is for images, but group {group.name!r} observes {space.shape}; use --encoder mlp or auto."
+            f"--encoder {name} is for images, but group {group.name!r} observes {space.shape}; use --encoder mlp or "
+            "auto."
         )
     if name in SIZES:
         return lambda shape: SEResNet9(space, frames, SIZES[name])

@@ -83,8 +83,8 @@ def load_run(
         own, its = world.group(name), played[name].group
         if (own.policy_observation.shape, own.action) != (its.policy_observation.shape, its.action):
             raise ShoalError(
-                f"{other} cannot play for {name}: its policy has observations {tuple(its.policy_observation.shape)} and actions "
-                f"{its.action}, but {name} has {tuple(own.policy_observation.shape)} and {own.action}."
+                f"{other} cannot play for {name}: its policy has observations {tuple(its.policy_observation.shape)} "
+                f"and actions {its.action}, but {name} has {tuple(own.policy_observation.shape)} and {own.action}."
             )
     for name in random:
         if name not in played:

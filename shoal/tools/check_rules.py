@@ -13,7 +13,8 @@ from shoal.core.world import Group, Outputs, World
 Arrays = dict[str, torch.Tensor]
 
 AGENT_ARRAYS = (
-    "action observation final_observation reward episode_return alive was_alive final_alive action_mask is_decision_step held"
+    "action observation final_observation reward episode_return alive was_alive final_alive action_mask held "
+    "is_decision_step"
 ).split()
 """Arrays of a group whose second index is the agent."""
 

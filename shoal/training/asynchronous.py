@@ -204,7 +204,7 @@ class AsyncTrainer(Trainer):
             self._thread.join()
         super().close()
 
-    # --- is_decision_step: the acting thread ----------------------------------------------------------------------------------
+    # --- the acting thread -------------------------------------------------------------------------------------------
 
     def _act(self) -> None:
         device = self.world.device

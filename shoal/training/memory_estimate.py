@@ -217,7 +217,8 @@ def out_of_memory(job: Job) -> ShoalError:
     costs = estimate(job, whole)
     return ShoalError(
         f"The GPU's memory is full: {job.run.num_envs:,} envs of {job.world} cost about {size(costs.per_env)} each "
-        f"with rollouts of {job.run.rollout_steps}. About {costs.fits:,} fit in all of it: lower --num-envs or --rollout-steps."
+        f"with rollouts of {job.run.rollout_steps}. About {costs.fits:,} fit in all of it: lower --num-envs or "
+        "--rollout-steps."
     )
 
 

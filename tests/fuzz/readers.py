@@ -24,7 +24,7 @@ import numpy as np
 
 import shoal
 from shoal.algos.registry import LEARNERS
-from shoal.config.schema import TrainConfig
+from shoal.config.schema import SECTIONS
 from shoal.core.registry import WORLDS
 from shoal.core.world_loading import world_class
 from shoal.nav.episode_files import read_episodes
@@ -384,7 +384,8 @@ def jobs(draw: Any) -> tuple[str, str, dict[str, Any], dict[str, Any], bool]:
     """World, algorithm, settings, settings of the world, and whether they are given as flags."""
     world = draw(st.sampled_from(NAMED)) if draw(st.integers(0, 3)) == 0 else draw(st.sampled_from(list(WORLDS)))
     algo = draw(st.sampled_from(list(LEARNERS)))
-    hints = {**get_type_hints(TrainConfig, include_extras=True), **get_type_hints(LEARNERS[algo][0])}
+    kinds = [*SECTIONS.values(), LEARNERS[algo][0]]
+    hints = {name: hint for kind in kinds for name, hint in get_type_hints(kind, include_extras=True).items()}
     of_world = get_type_hints(world_class(world).Config) if world in WORLDS else {}
 
     def some(hints: dict[str, Any]) -> dict[str, Any]:

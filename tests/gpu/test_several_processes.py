@@ -13,8 +13,8 @@ from shoal.runs.checkpoint import load_checkpoint
 from shoal.runs.folder import RunFolder
 
 SETTINGS = dict(
-    num_envs=256, rollout_steps=16, total_steps=2 * 256 * 16, epochs=2, num_minibatches=1, eval_episodes=8, device="cuda",
-    precision="fp32", compile="off", quiet=True, normalize_obs=True, normalize_reward=True,
+    num_envs=256, rollout_steps=16, total_steps=2 * 256 * 16, epochs=2, num_minibatches=1, eval_episodes=8,
+    device="cuda", precision="fp32", compile="off", quiet=True, normalize_obs=True, normalize_reward=True,
 )  # fmt: skip
 
 

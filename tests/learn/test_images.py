@@ -143,9 +143,10 @@ PAPER = dict(
 
 def test_the_settings_of_large_batches_are_flags():
     flags = """--encoder se-resnet9 --rnn lstm --rnn-size 512 --rnn-layers 2 --rollout-steps 32 --num-envs 64
-        --optimizer lamb --weight-decay 0.01 --lr 5e-4 --lr-scale sqrt --lr-batch 256 --lr-warmup 0.01 --lr-schedule cosine
-        --lr-final 0.01 --epochs 1 --num-minibatches 2 --clip-range 0.2 --vf-coef 0.5 --ent-coef 0.01 --gamma 0.99
-        --gae-lambda 0.95 --no-normalize-advantage --max-grad-norm 1.0 --device cpu"""
+        --optimizer lamb --weight-decay 0.01 --lr 5e-4 --lr-scale sqrt --lr-batch 256 --lr-warmup 0.01
+        --lr-schedule cosine --lr-final 0.01 --epochs 1 --num-minibatches 2 --clip-range 0.2
+        --vf-coef 0.5 --ent-coef 0.01 --gamma 0.99 --gae-lambda 0.95
+        --no-normalize-advantage --max-grad-norm 1.0 --device cpu"""
     job = parse_job(WALLS, flags.split())
     learn = job.learn
     for name, value in PAPER.items():

@@ -106,7 +106,8 @@ def test_a_full_disk_is_a_warning_but_an_error_at_the_final_save(tmp_path):
         "resource.setrlimit(resource.RLIMIT_FSIZE, (16384, 16384))\n"
         "sys.exit(main(['train', 'cartpole', '--run-dir', folder + '/run', *flags]))\n"
     )
-    flags = "--total-steps 512 --checkpoint-every 128 --num-envs 16 --rollout-steps 8 --eval-episodes 2 --device cpu".split()
+    sizes = "--total-steps 512 --checkpoint-every 128 --num-envs 16 --rollout-steps 8"
+    flags = f"{sizes} --eval-episodes 2 --device cpu".split()
     command = [sys.executable, "-c", code, str(tmp_path), *flags]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 1

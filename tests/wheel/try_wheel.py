@@ -18,8 +18,8 @@ from shoal.core.extras import EXTRAS
 COMMAND = Path(sys.executable).with_name("shoal")
 
 POINTNAV = (
-    "train pointnav --run-dir nav --num-envs 8 --rollout-steps 16 --num-minibatches 1 --total-steps 256 --eval-episodes 2 "
-    "--quiet --scenes cabin:0 --eval-scenes cabin:1"
+    "train pointnav --run-dir nav --num-envs 8 --rollout-steps 16 --num-minibatches 1 --total-steps 256 "
+    "--eval-episodes 2 --quiet --scenes cabin:0 --eval-scenes cabin:1"
 )
 
 WORKS = {
