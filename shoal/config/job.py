@@ -1,4 +1,4 @@
-"""A run as settings: world, training, algorithm."""
+"""A job: the settings of a run."""
 
 import typing
 from dataclasses import dataclass, fields, replace
@@ -51,19 +51,15 @@ class Job:
         sections = {section: replace(getattr(self, section), **part) for section, part in parts.items()}
         return replace(self, **sections)
 
-    def settings(self) -> dict[str, Any]:
-        """All settings of the run by name; the algorithm's and the world's are in their own configs."""
-        return {name: getattr(getattr(self, section), name) for name, section in SECTION_OF.items()}
-
     @property
     def groups(self) -> tuple[Any, ...]:
-        """Who acts."""
+        """The world's groups of agents."""
         cls = world_class(self.world)
         with UserCode(f"The groups of {self.world} cannot be read", cls):
             return cls.groups_of(self.world_config)
 
     def policy_groups(self) -> dict[str, list[Any]]:
-        """Name of a policy -> the groups it acts for."""
+        """Groups by the name of the policy that acts for them."""
         if self.multi_agent.one_policy:
             return {ONE_POLICY: list(self.groups)}
         return {group.name: [group] for group in self.groups}
@@ -73,14 +69,14 @@ class Job:
         return ONE_POLICY if self.multi_agent.one_policy else group
 
     def for_policy(self, name: str) -> "Job":
-        """The job with one policy's own settings in place of the common ones."""
+        """The job with the per-group settings of one policy."""
         own = self.overrides().get(name, {})
         policy = {k: v for k, v in own.items() if k in POLICY_SETTINGS}
         learn = {k: v for k, v in own.items() if k not in POLICY_SETTINGS}
         return replace(self, policy=replace(self.policy, **policy), learn=replace(self.learn, **learn))
 
     def check_samples(self) -> None:
-        """Refuse rollouts of a size that a learner cannot use."""
+        """Refuse rollout sizes that an algorithm cannot use."""
         for name, groups in self.policy_groups().items():
             own = self.for_policy(name)
             rnn = own.policy.rnn != "none"
@@ -90,19 +86,17 @@ class Job:
             own.learn.check_processes(self.run.rollout_steps, lanes // count, rnn, count)
 
     def check_cuts(self) -> None:
-        """Refuse --sync-frac where rollouts cannot be cut short."""
+        """Refuse --sync-frac where rollouts cannot be preempted."""
         if not self.schedule.sync_frac:
             return
         if world_class(self.world).on_device:
-            raise ShoalError(
-                f"--sync-frac is for envs on the host: a rollout of {self.world} is made in one go; leave it out."
-            )
+            raise ShoalError(f"--sync-frac is for envs on the host; a rollout of {self.world} cannot be preempted.")
         for name in self.policy_groups():
             own = self.for_policy(name)
             own.learn.check_cuts(own.policy.rnn != "none")
 
     def overrides(self) -> dict[str, dict[str, Any]]:
-        """Policy -> its own settings, with values of their proper types."""
+        """Per-group settings by policy, parsed to their types."""
         hints = typing.get_type_hints(PolicyConfig)
         learn_hints = typing.get_type_hints(type(self.learn))
         hints.update({f.name: learn_hints[f.name] for f in fields(self.learn)})

@@ -1,4 +1,4 @@
-"""The command line of `shoal train` as a job: flags over the presets of the world, the algorithm and the device."""
+"""Parse the command line of `shoal train`: flags over the presets of world, algorithm and device."""
 
 from dataclasses import field, fields, make_dataclass
 from typing import Any, get_args, get_type_hints
@@ -7,7 +7,7 @@ import tyro
 
 from shoal.algos.registry import LEARNERS
 from shoal.config.job import Job
-from shoal.config.resolve import merge_group_overrides, resolve, starting_point
+from shoal.config.resolve import merge_group_overrides, resolve, select_preset
 from shoal.config.schema import SECTION_OF, SECTIONS, make_sections
 from shoal.core.user_code import UserCode
 from shoal.core.user_files import full_path
@@ -15,46 +15,46 @@ from shoal.core.world_loading import world_class
 
 
 def job_from_flags(world: str, arguments: list[str], command: str = "shoal train") -> Job:
-    """A job from the command line: flags over the tuned settings of the world, the learner and the device."""
+    """A job from flags, over the presets of world, algorithm and device."""
     with UserCode(f"The settings of {world} cannot be read", world_class(world).Config, (SystemExit,)):
         return _parsed(world, arguments, command)
 
 
 def _parsed(world: str, arguments: list[str], command: str) -> Job:
     cls = world_class(world)
-    early = _peek_flags(arguments, ("--algo", "--device"))
-    start = starting_point(cls, early.get("--algo", "ppo"), early.get("--device", "auto"))
-    algo, device, run, learn, sizes = start
+    peeked = _peek_flags(arguments, ("--algo", "--device"))
+    preset = select_preset(cls, peeked.get("--algo", "ppo"), peeked.get("--device", "auto"))
+    algo = preset.algo
     learn_class = LEARNERS[algo][0]
     arguments = _add_world_prefix(arguments, cls.Config, {*SECTION_OF, *(f.name for f in fields(learn_class))})
     arguments = _with_none(arguments, [*SECTIONS.values(), learn_class])
-    parts = make_sections({**run, "algo": algo})
+    parts = make_sections({**preset.run, "algo": algo})
     options = make_dataclass(
         "Options",
         [
             *((name, tyro.conf.OmitArgPrefixes[SECTIONS[name]], field(default=part)) for name, part in parts.items()),
-            ("learn", tyro.conf.OmitArgPrefixes[learn_class], field(default=learn_class(**learn))),
-            ("world", cls.Config, field(default=cls.Config(**sizes))),
+            ("learn", tyro.conf.OmitArgPrefixes[learn_class], field(default=learn_class(**preset.learn))),
+            ("world", cls.Config, field(default=cls.Config(**preset.world))),
         ],
         frozen=True,
     )
     parsed = tyro.cli(
         options,
         prog=f"{command} {world}",
-        description=f"Train {algo.upper()} on {world}. Defaults are the ones tuned for this world on this device. "
-        "--world.NAME may be written --NAME where nothing else has that name.",
+        description=f"Train {algo.upper()} on {world}. Defaults are the presets of this world on this device. "
+        "--world.NAME may be written --NAME where no other flag has that name.",
         args=arguments,
     )
     given = [word.partition("=")[0].removeprefix("--").replace("-", "_") for word in arguments if word[:2] == "--"]
-    shipped = run.get("per_group", ())
-    chosen = () if parsed.multi_agent.per_group == shipped else parsed.multi_agent.per_group
+    preset_overrides = preset.run.get("per_group", ())
+    chosen = () if parsed.multi_agent.per_group == preset_overrides else parsed.multi_agent.per_group
     sections = {name: getattr(parsed, name) for name in SECTIONS}
     job = Job(full_path(world), parsed.learn, parsed.world, **sections)
-    return resolve(job.change(per_group=merge_group_overrides(shipped, chosen, given)), device)
+    return resolve(job.change(per_group=merge_group_overrides(preset_overrides, chosen, given)), preset.device)
 
 
 def _with_none(arguments: list[str], kinds: list[Any]) -> list[str]:
-    """`--huber-delta none` means None, where a setting can be that and not the word."""
+    """Read `none` as None where a setting is optional: `--huber-delta none`."""
     hints = {name: hint for kind in kinds for name, hint in get_type_hints(kind).items()}
     flags = {f"--{name.replace('_', '-')}" for name, hint in hints.items() if type(None) in get_args(hint)}
     found: list[str] = []
@@ -69,12 +69,12 @@ def _with_none(arguments: list[str], kinds: list[Any]) -> list[str]:
 
 
 def _is_bare(hint: Any) -> bool:
-    """Whether a setting of a world is a flag without the prefix already."""
+    """Whether the flag of a world's setting is declared without the prefix."""
     return any(getattr(note, "prefix_name", None) is False for note in getattr(hint, "__metadata__", ()))
 
 
 def _add_world_prefix(arguments: list[str], world_config: Any, taken: set[str]) -> list[str]:
-    """`--scenes` as `--world.scenes`: settings of the world need no prefix where nothing else has their name."""
+    """Turn `--scenes` into `--world.scenes`: world settings need no prefix where their name is unique."""
     hints = get_type_hints(world_config, include_extras=True)
     bare = {name for name, hint in hints.items() if _is_bare(hint)}
     own = {f.name.replace("_", "-") for f in fields(world_config) if f.name not in taken | bare}
@@ -87,7 +87,7 @@ def _add_world_prefix(arguments: list[str], world_config: Any, taken: set[str]) 
 
 
 def _peek_flags(arguments: list[str], flags: tuple[str, ...]) -> dict[str, str]:
-    """Flags that decide which others there are, read before the rest."""
+    """Values of flags that determine which other flags exist."""
     found = {}
     for i, word in enumerate(arguments):
         flag, equals, value = word.partition("=")

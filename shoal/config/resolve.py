@@ -1,9 +1,9 @@
-"""From settings to a job with nothing left open: presets of the world, then what the user says."""
+"""Build a job from a world's presets and the user's settings, and resolve every "auto"."""
 
 import os
 import shutil
 from dataclasses import fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,20 +19,20 @@ from shoal.core.user_files import full_path
 from shoal.core.world_loading import world_class
 
 KINDS = ("cpu", "gpu")
-"""Kinds of devices that presets tell apart."""
+"""Kinds of devices with presets of their kind."""
 
 COMPILE_FROM_STEPS = 20_000_000
-"""Length of a CPU run from which compiling (20 s) pays."""
+"""Env steps of a CPU run from which compiling (20 s) pays off."""
 
 
 def job_from_settings(world: str, **overrides: Any) -> Job:
-    """A job from Python: names of the run, of the learner, or `world_config=dict(...)`, over the tuned settings."""
+    """A job from keyword arguments over the presets; settings of the world are `world_config=dict(...)`."""
     cls = world_class(world)
     world_overrides = overrides.pop("world_config", {})
-    start = starting_point(cls, overrides.get("algo", "ppo"), overrides.get("device", "auto"))
-    algo, device, run, learn, sizes = start
-    shipped = run.get("per_group", ())
-    learn_names = {f.name for f in fields(LEARNERS[algo][0])}
+    preset = select_preset(cls, overrides.get("algo", "ppo"), overrides.get("device", "auto"))
+    run, learn = dict(preset.run), dict(preset.learn)
+    learn_class = LEARNERS[preset.algo][0]
+    learn_names = {f.name for f in fields(learn_class)}
     world_names = {f.name for f in fields(cls.Config)}
     for key, value in overrides.items():
         if key == "num_envs" and value == "auto":
@@ -53,18 +53,36 @@ def job_from_settings(world: str, **overrides: Any) -> Job:
         if key not in world_names:
             raise unknown(f"setting of {world}", key, world_names)
     chosen = run["per_group"] if "per_group" in overrides else ()
-    run["per_group"] = merge_group_overrides(shipped, chosen, overrides)
-    world_config = make_settings(cls.Config, {**sizes, **world_overrides}, "world.")
-    job = Job(full_path(world), LEARNERS[algo][0](**learn), world_config, **make_sections(run))
-    return resolve(job, device)
+    run["per_group"] = merge_group_overrides(preset.run.get("per_group", ()), chosen, overrides)
+    world_config = make_settings(cls.Config, {**preset.world, **world_overrides}, "world.")
+    job = Job(full_path(world), learn_class(**learn), world_config, **make_sections(run))
+    return resolve(job, preset.device)
 
 
-def tuned(world: Any, algo: str, device: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """The tuned settings that a world ships, split into the run's, the learner's and the world's own (`world`).
+class Preset(NamedTuple):
+    """Settings that a world ships for an algorithm and a device; the user's settings go on top."""
 
-    Sections, each over the one before: common, the kind of device (cpu, gpu), the learner (ppo), both (ppo_cpu). What
-    a learner needs of every run goes over the first two, which are not about it; and one that is like another has that
-    one's settings before its own.
+    algo: str
+    device: str
+    run: dict[str, Any]
+    learn: dict[str, Any]
+    """Settings of the algorithm."""
+    world: dict[str, Any]
+    """Settings of the world."""
+
+
+def select_preset(world: Any, algo: str, device: str) -> Preset:
+    """The preset of a world for an algorithm and a device, both checked."""
+    if algo not in LEARNERS:
+        raise unknown("algorithm", algo, LEARNERS)
+    return read_preset(world, algo, pick_device(device))
+
+
+def read_preset(world: Any, algo: str, device: str) -> Preset:
+    """The preset of a world for an algorithm and a device, which need not exist on this machine.
+
+    Sections, each over the one before: common, the kind of device (cpu, gpu), the algorithm's own needs, the algorithm
+    (ppo), and both (ppo_cpu). An algorithm that uses the presets of another one has those below its own.
     """
     check_preset(world)
     kind = "gpu" if device.startswith("cuda") else "cpu"
@@ -76,7 +94,7 @@ def tuned(world: Any, algo: str, device: str) -> tuple[dict[str, Any], dict[str,
     learn_names = {f.name for f in fields(learner)}
     run = {k: v for k, v in found.items() if k in SECTION_OF}
     learn = {k: v for k, v in found.items() if k in learn_names}
-    return run, learn, found.get("world", {})
+    return Preset(algo, device, run, learn, found.get("world", {}))
 
 
 def check_preset(world: Any) -> None:
@@ -96,24 +114,16 @@ def check_preset(world: Any) -> None:
                 raise unknown(f"setting of the world in the preset {section!r} of {world.__name__}:", key, world_names)
 
 
-def starting_point(world: Any, algo: str, device: str) -> tuple[str, str, dict[str, Any], dict[str, Any], Any]:
-    """Learner and device, checked, and the settings tuned for them: what other settings go over."""
-    if algo not in LEARNERS:
-        raise unknown("algorithm", algo, LEARNERS)
-    device = pick_device(device)
-    return algo, device, *tuned(world, algo, device)
-
-
-def merge_group_overrides(shipped: tuple[str, ...], chosen: tuple[str, ...], given: Any) -> tuple[str, ...]:
-    """A world's settings of single groups, less those that the user has set for all groups, then the user's own."""
-    left = [entry for entry in shipped if entry.partition("=")[0].rpartition(".")[2] not in given]
-    return (*left, *(entry for entry in chosen if entry not in left))
+def merge_group_overrides(preset: tuple[str, ...], chosen: tuple[str, ...], given: Any) -> tuple[str, ...]:
+    """Per-group settings: the preset's, without those `given` for all groups, then the user's."""
+    kept = [entry for entry in preset if entry.partition("=")[0].rpartition(".")[2] not in given]
+    return (*kept, *(entry for entry in chosen if entry not in kept))
 
 
 def resolve(job: Job, device: str) -> Job:
-    """With every "auto" decided, so that a resumed run computes as it did before.
+    """Resolve every "auto", so that a resumed run computes the same.
 
-    Compiled: always on a GPU; on a CPU only long runs, and only where there is a C++ compiler.
+    GPU runs are compiled; CPU runs only if they are long and there is a C++ compiler.
     """
     job = resolve_process_count(job.change(device=device))
     gpu = device.startswith("cuda")
@@ -157,7 +167,7 @@ def resolve_process_count(job: Job) -> Job:
 
 
 def check_groups(job: Job) -> None:
-    """Refuse a job whose groups are not there or do not fit their settings."""
+    """Refuse names of groups that do not exist, and settings that do not fit their groups."""
     names = list(job.policy_groups())
     if job.multi_agent.one_policy:
         _require_same_spaces(job)
@@ -165,7 +175,7 @@ def check_groups(job: Job) -> None:
         if name not in names:
             raise unknown("group to freeze:", name, names)
     if set(job.multi_agent.freeze) == set(names):
-        raise ShoalError("--freeze names every group: nobody is left to learn.")
+        raise ShoalError("--freeze names every group: no policy would learn.")
     for name in job.overrides():
         if name not in names:
             raise unknown("group in --per-group:", name, names)

@@ -3,18 +3,18 @@
 import pytest
 
 from shoal.algos.registry import LEARNERS
-from shoal.config.resolve import tuned
+from shoal.config.resolve import read_preset
 from shoal.core.errors import ShoalError
 from shoal.core.registry import WORLDS
 from shoal.core.world_loading import world_class
 from shoal.runs.jobs import make_job
 
 
-def test_every_preset_names_settings_alone():
+def test_every_preset_names_only_settings():
     for name in WORLDS:
         for algo in LEARNERS:
             for device in ("cpu", "cuda"):
-                tuned(world_class(name), algo, device)
+                read_preset(world_class(name), algo, device)
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,9 @@ def test_a_preempted_rollout_is_the_beginning_of_a_whole_one(schedule, kind, mon
                         assert torch.equal(
                             rows(getattr(a, field), STEPS, 1, envs), rows(getattr(other, field), row, 1, envs)
                         )
-                torch.testing.assert_close(rows(a.rnn_state, 1, 1, envs), rows(c.rnn_state, 1, 1, envs), rtol=1e-4, atol=1e-5)
+                torch.testing.assert_close(
+                    rows(a.rnn_state, 1, 1, envs), rows(c.rnn_state, 1, 1, envs), rtol=1e-4, atol=1e-5
+                )
         for each in (cut, *short.values()):
             for learner in each.learners.values():
                 learner._prepare()
