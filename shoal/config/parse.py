@@ -16,17 +16,25 @@ from shoal.core.world_loading import world_class
 
 def job_from_flags(world: str, arguments: list[str], command: str = "shoal train") -> Job:
     """A job from the command line: flags over the tuned settings of the world, the learner and the device."""
-    with UserCode(f"The settings of {world} cannot be read", world_class(world).Config, (SystemExit,)):
-        return _parsed(world, arguments, command)
-
-
-def _parsed(world: str, arguments: list[str], command: str) -> Job:
     cls = world_class(world)
-    early = _peek_flags(arguments, ("--algo", "--device"))
-    start = starting_point(cls, early.get("--algo", "ppo"), early.get("--device", "auto"))
-    algo, device, run, learn, sizes = start
-    learn_class = LEARNERS[algo][0]
-    arguments = _add_world_prefix(arguments, cls.Config, {*SECTION_OF, *(f.name for f in fields(learn_class))})
+    with UserCode(f"The settings of {world} cannot be read", cls.Config, (SystemExit,)):
+        early = _peek_flags(arguments, ("--algo", "--device"))
+        start = starting_point(cls, early.get("--algo", "ppo"), early.get("--device", "auto"))
+        parsed, arguments = _parse(world, arguments, start, command)
+    _, device, run, _, _ = start
+    given = [word.partition("=")[0].removeprefix("--").replace("-", "_") for word in arguments if word[:2] == "--"]
+    shipped = run.get("per_group", ())
+    chosen = () if parsed.multi_agent.per_group == shipped else parsed.multi_agent.per_group
+    sections = {name: getattr(parsed, name) for name in SECTIONS}
+    job = Job(full_path(world), parsed.learn, parsed.world, **sections)
+    return resolve(job.change(per_group=merge_group_overrides(shipped, chosen, given)), device)
+
+
+def _parse(world: str, arguments: list[str], start: tuple, command: str) -> tuple[Any, list[str]]:
+    """The sections, `learn` and `world` with the values of flags, and the arguments with full names of flags."""
+    algo, _, run, learn, sizes = start
+    learn_class, world_config = LEARNERS[algo][0], world_class(world).Config
+    arguments = _add_world_prefix(arguments, world_config, {*SECTION_OF, *(f.name for f in fields(learn_class))})
     arguments = _with_none(arguments, [*SECTIONS.values(), learn_class])
     parts = make_sections({**run, "algo": algo})
     options = make_dataclass(
@@ -34,7 +42,7 @@ def _parsed(world: str, arguments: list[str], command: str) -> Job:
         [
             *((name, tyro.conf.OmitArgPrefixes[SECTIONS[name]], field(default=part)) for name, part in parts.items()),
             ("learn", tyro.conf.OmitArgPrefixes[learn_class], field(default=learn_class(**learn))),
-            ("world", cls.Config, field(default=cls.Config(**sizes))),
+            ("world", world_config, field(default=world_config(**sizes))),
         ],
         frozen=True,
     )
@@ -45,12 +53,7 @@ def _parsed(world: str, arguments: list[str], command: str) -> Job:
         "--world.NAME may be written --NAME where nothing else has that name.",
         args=arguments,
     )
-    given = [word.partition("=")[0].removeprefix("--").replace("-", "_") for word in arguments if word[:2] == "--"]
-    shipped = run.get("per_group", ())
-    chosen = () if parsed.multi_agent.per_group == shipped else parsed.multi_agent.per_group
-    sections = {name: getattr(parsed, name) for name in SECTIONS}
-    job = Job(full_path(world), parsed.learn, parsed.world, **sections)
-    return resolve(job.change(per_group=merge_group_overrides(shipped, chosen, given)), device)
+    return parsed, arguments
 
 
 def _with_none(arguments: list[str], kinds: list[Any]) -> list[str]:
