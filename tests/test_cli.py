@@ -39,7 +39,10 @@ def test_list_names_every_world(capsys):
         (["train", "cartpole", "--num-minibatches", "3"], "does not divide into 3 mini-batches"),
         (["train", "cartpole", "--device", "tpu"], "There is no device 'tpu'"),
         (["train", "cartpole", "--lr", "-1"], "--lr must be above 0"),
-        (["train", "cartpole", "--world.max-steps", "0", "--run-dir", "{tmp}/run"], "max_steps must be at least 1"),
+        (
+            ["train", "cartpole", "--world.max-steps", "0", "--run-dir", "{tmp}/run"],
+            "--world.max-steps must be at least 1, got 0",
+        ),
         (
             ["train", "cartpole", "--encoder", "transformer", "--run-dir", "{tmp}/run"],
             "choose one of: FILE.py:NAME, auto, impala, mlp, nature",
@@ -47,7 +50,10 @@ def test_list_names_every_world(capsys):
         (["train", "nowhere.py:World"], "There is no file"),
         (["train", "cartpole", "--num-envs", "1e9", "--run-dir", "{tmp}/run"], "1,000,000,000 envs take"),
         (["train", "cartpole", "--log-every", "-1"], "--log-every must not be negative"),
-        (["train", "gym:CartPole-v1", "--num-env-slices", "255"], "--num-env-slices must be at most 254"),
+        (
+            ["train", "gym:CartPole-v1", "--num-env-slices", "255"],
+            "--num-env-slices must be between 2 and 254, got 255",
+        ),
         (["bench", "cartpole", "--seconds", "0"], "--seconds must be above 0"),
         (["train", "--seed", "1"], "wants the world first"),
         (["eval", "{tmp}/none"], "There is no run folder"),

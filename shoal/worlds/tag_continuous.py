@@ -196,8 +196,8 @@ def observe_neighbors(
             row[i] = 0.0
         return
     here = position[env, me]
-    # Sorted lists in registers. Only the last `num_neighbors` of MAX_NEIGHBORS elements are used. The others hold -1, below
-    # any distance, so that the loop that keeps the lists sorted has a constant length and can be unrolled.
+    # Sorted lists in registers. Only the last `num_neighbors` of MAX_NEIGHBORS elements are used. The others hold -1,
+    # below any distance, so that the loop that keeps the lists sorted has a constant length and can be unrolled.
     nearest = Distances()
     index = Indices()
     for i in range(MAX_NEIGHBORS):
@@ -252,9 +252,9 @@ class TagContinuous(KernelWorld):
 
     | | |
     |---|---|
-    | observation | for each of the `num_neighbors` nearest agents in the game, nearest first: x, y (/ diagonal), speed, |
-    | | acceleration (/ their limits), direction (/ full turn), relative to the agent, 1 for taggers, 1; then time / |
-    | | max_steps. Only with `egocentric` does an agent observe its own direction |
+    | observation | for each of the `num_neighbors` nearest agents in the game, nearest first: x, y (/ diagonal), |
+    | | speed, acceleration (/ their limits), direction (/ full turn), relative to the agent, 1 for taggers, 1; then |
+    | | time / max_steps. Only with `egocentric` does an agent observe its own direction |
     | action | acceleration and turn: 0 for none, else one of evenly spaced levels |
     | reward | tagger: `tag_reward` per tag; runner: -`tag_penalty` when tagged, `survival_reward` if never tagged; |
     | | both: `step_reward`, -`edge_penalty` |

@@ -247,7 +247,8 @@ class TagGrid(KernelWorld):
 
     | | |
     |---|---|
-    | observation | `full_observation`: for every agent x, y (/ size), 1 for taggers, 1 for itself; then time / max_steps |
+    | observation | `full_observation`: for every agent x, y (/ size), 1 for taggers, 1 for itself; then time / |
+    | | max_steps |
     | or | own x, y; x, y of the runner, or for the runner of the nearest tagger; 1 for taggers; time / max_steps |
     | action | stay, +x, -x, +y, -y |
     | reward | after a tag `tag_reward` for every tagger, -`tag_penalty` for the runner; else the step cost |

@@ -261,15 +261,16 @@ def test_memory_is_linear_in_the_number_of_agents():
 
 
 @pytest.mark.parametrize(
-    ("cls", "settings", "named"),
+    ("cls", "settings", "message"),
     [
-        (TagGrid, dict(num_taggers=0), "taggers"),
-        (TagGrid, dict(size=0), "size"),
-        (TagContinuous, dict(num_runners=0), "runners"),
-        (TagContinuous, dict(num_neighbors=17), "neighbors"),
-        (TagContinuous, dict(max_speed=0.0), "max-speed"),
+        (TagGrid, dict(num_taggers=0), "--world.num-taggers must be between 1 and 1048575, got 0"),
+        (TagGrid, dict(num_taggers=2**20), "--world.num-taggers must be between 1 and 1048575"),
+        (TagGrid, dict(size=0), "--world.size must be at least 1, got 0"),
+        (TagContinuous, dict(num_runners=0), "--world.num-runners must be at least 1, got 0"),
+        (TagContinuous, dict(num_neighbors=17), "--world.num-neighbors must be between 1 and 16, got 17"),
+        (TagContinuous, dict(max_speed=0), "--world.max-speed must be above 0, got 0.0"),
     ],
 )
-def test_bad_settings_are_named(cls, settings, named):
-    with pytest.raises(ShoalError, match=named):
-        cls.Config(**settings)
+def test_settings_out_of_bounds_are_refused(cls, settings, message):
+    with pytest.raises(ShoalError, match=message):
+        cls(4, config=cls.Config(**settings))
