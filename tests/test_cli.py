@@ -35,7 +35,7 @@ def test_list_names_every_world(capsys):
         (["train", "cartpol"], "did you mean 'cartpole'"),
         (["trian", "cartpole"], "did you mean 'train'"),
         (["train", "cartpole", "--algo", "pppo"], "did you mean 'ppo'"),
-        (["train", "cartpole", "--num-envs", "0"], "--num-envs must be at least 1, got 0"),
+        (["train", "cartpole", "--num-envs", "0"], "--num-envs must be between 1 and 2147483647, got 0"),
         (["train", "cartpole", "--num-minibatches", "3"], "does not divide into 3 mini-batches"),
         (["train", "cartpole", "--device", "tpu"], "There is no device 'tpu'"),
         (["train", "cartpole", "--lr", "-1"], "--lr must be above 0"),
@@ -49,7 +49,7 @@ def test_list_names_every_world(capsys):
         ),
         (["train", "nowhere.py:World"], "There is no file"),
         (["train", "cartpole", "--num-envs", "1e9", "--run-dir", "{tmp}/run"], "1,000,000,000 envs take"),
-        (["train", "cartpole", "--log-every", "-1"], "--log-every must not be negative"),
+        (["train", "cartpole", "--log-every", "-1"], "--log-every must be at least 0, got -1.0"),
         (
             ["train", "gym:CartPole-v1", "--num-env-slices", "255"],
             "--num-env-slices must be between 2 and 254, got 255",

@@ -48,7 +48,7 @@ def grid_observation(config, cells, me, steps):
     taggers = len(cells) - 1
     scaled = [(x / config.size, y / config.size) for x, y in cells]
     time = steps / config.max_steps
-    if config.full:
+    if config.full_observation:
         rows = [[*scaled[i], float(i < taggers), float(i == me)] for i in range(taggers + 1)]
         return [*np.ravel(rows), time]
     other = taggers
