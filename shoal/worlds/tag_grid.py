@@ -11,7 +11,8 @@ from shoal.core.settings import Positive
 ACTIONS = 5  # stay, +x, -x, +y, -y
 PARTIAL = 6
 SLOTS = 32
-MAX_TAGGERS = 2**20 - 1  # an index takes 20 bits
+MAX_TAGGERS = 2**20 - 1
+"""The array `nearest` has 20 bits for the index of a tagger."""
 FAR = wp.constant(wp.int64(0x7FFFFFFFFFFFFFFF))
 
 
