@@ -34,8 +34,12 @@ PACKAGE = Path(shoal.__file__).parent
 
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     # Agents per env decide whether an env is a thread, some lanes of a warp or a block.
-    "tag-grid": {"2-agents": dict(taggers=1), "40-agents": dict(taggers=39), "1000-agents": dict(taggers=999)},
-    "tag-continuous": {"6-agents": dict(taggers=2, runners=4)},
+    "tag-grid": {
+        "2-agents": dict(num_taggers=1),
+        "40-agents": dict(num_taggers=39),
+        "1000-agents": dict(num_taggers=999),
+    },
+    "tag-continuous": {"6-agents": dict(num_taggers=2, num_runners=4)},
     "pointnav": {
         "blind": dict(image="none"),
         "3-agents": dict(num_agents=3),

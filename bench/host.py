@@ -121,7 +121,7 @@ def atari(seconds):
     for game in ("pong", "breakout"):
         contestants = {
             "ale-py": ale_stepper(game, ENVS, cpu_threads()),
-            "shoal": shoal_stepper(f"ale:{game}", ENVS, life_loss=False),
+            "shoal": shoal_stepper(f"ale:{game}", ENVS, terminal_on_life_loss=False),
         }
         rates = take_turns(contestants, seconds)
         rows += rows_of("atari", f"{game}, {ENVS} envs", rates, [("shoal", "ale-py")])

@@ -32,8 +32,8 @@ SQUARE_A2C = dict(
     algo="a2c", lr=1e-3, gamma=0.98, ent_coef=0.05, max_grad_norm=0.5, per_group="runner.lr=5e-3", **SQUARE
 )
 SQUARE_PPO = dict(algo="ppo", epochs=2, num_minibatches=4, **SQUARE)
-HUNDRED = dict(taggers=10, runners=100, max_steps=500, own_frame=False)
-THOUSAND = dict(taggers=999, full=False, **BOARD)
+HUNDRED = dict(num_taggers=10, num_runners=100, max_steps=500, egocentric=False)
+THOUSAND = dict(num_taggers=999, full_observation=False, **BOARD)
 
 ROWS = {
     "cartpole_a2c_10000": ("cartpole", dict(num_envs=10_000, **A2C), {}, 64e6, "WarpDrive 6.4 M"),
@@ -85,7 +85,7 @@ def curve_over_agents(seconds, device, out):
     rows = []
     for agents in (5, 1000, 100):
         for envs in (10, 1000, 100_000, 100, 10_000):
-            config = dict(taggers=agents - 1, full=False, **BOARD)
+            config = dict(num_taggers=agents - 1, full_observation=False, **BOARD)
             job = job_of("tag-grid", dict(num_envs=envs, **GRID_A2C), config, device)
             told = estimate(job)
             if envs > told.fits:

@@ -25,7 +25,7 @@ def main(**settings) -> None:
         "random taggers, trained runners": ["tagger"],
         "trained taggers, trained runners": [],
     }
-    print(f"\nRunners tagged of {config.runners} by {config.taggers} taggers in {config.max_steps} steps:")
+    print(f"\nRunners tagged of {config.num_runners} by {config.num_taggers} taggers in {config.max_steps} steps:")
     for label, random in tagged.items():
         score = shoal.load_run(run.path, random=random).evaluate(episodes=50).reports["tagged"]
         print(f"  {label:34} {score.mean:5.1f}")

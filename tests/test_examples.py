@@ -16,7 +16,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 def test_demo(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    sizes = dict(taggers=2, runners=6, max_steps=20)
+    sizes = dict(num_taggers=2, num_runners=6, max_steps=20)
     small = dict(total_steps=512, num_envs=8, rollout_steps=8, eval_episodes=4, device="cpu", world_config=sizes)
     runpy.run_path(str(EXAMPLES / "demo.py"))["main"](**small)
     out = capsys.readouterr().out

@@ -14,7 +14,7 @@ from shoal.config.schema import (
     WrapperConfig,
 )
 from shoal.core.errors import ShoalError, unknown
-from shoal.core.settings import read_setting
+from shoal.core.settings import check_settings, read_setting
 from shoal.core.user_code import UserCode
 from shoal.core.world_loading import world_class
 from shoal.policy.config import PolicyConfig
@@ -42,6 +42,9 @@ class Job:
     wrappers: WrapperConfig
     multi_agent: MultiAgentConfig
     evaluation: EvaluationConfig
+
+    def __post_init__(self):
+        check_settings(self.world_config, "world.")
 
     def change(self, **settings: Any) -> "Job":
         """The job with other values of some settings, whichever section they are in."""

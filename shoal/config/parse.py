@@ -7,7 +7,7 @@ import tyro
 
 from shoal.algos.registry import LEARNERS
 from shoal.config.job import Job
-from shoal.config.resolve import merge_group_overrides, resolve, select_preset
+from shoal.config.resolve import Preset, merge_group_overrides, resolve, select_preset
 from shoal.config.schema import SECTION_OF, SECTIONS, make_sections
 from shoal.core.user_code import UserCode
 from shoal.core.user_files import full_path
@@ -16,17 +16,23 @@ from shoal.core.world_loading import world_class
 
 def job_from_flags(world: str, arguments: list[str], command: str = "shoal train") -> Job:
     """A job from flags, over the presets of world, algorithm and device."""
-    with UserCode(f"The settings of {world} cannot be read", world_class(world).Config, (SystemExit,)):
-        return _parsed(world, arguments, command)
-
-
-def _parsed(world: str, arguments: list[str], command: str) -> Job:
     cls = world_class(world)
-    peeked = _peek_flags(arguments, ("--algo", "--device"))
-    preset = select_preset(cls, peeked.get("--algo", "ppo"), peeked.get("--device", "auto"))
-    algo = preset.algo
-    learn_class = LEARNERS[algo][0]
-    arguments = _add_world_prefix(arguments, cls.Config, {*SECTION_OF, *(f.name for f in fields(learn_class))})
+    with UserCode(f"The settings of {world} cannot be read", cls.Config, (SystemExit,)):
+        peeked = _peek_flags(arguments, ("--algo", "--device"))
+        preset = select_preset(cls, peeked.get("--algo", "ppo"), peeked.get("--device", "auto"))
+        parsed, arguments = _parse(world, arguments, preset, command)
+    given = [word.partition("=")[0].removeprefix("--").replace("-", "_") for word in arguments if word[:2] == "--"]
+    preset_overrides = preset.run.get("per_group", ())
+    chosen = () if parsed.multi_agent.per_group == preset_overrides else parsed.multi_agent.per_group
+    sections = {name: getattr(parsed, name) for name in SECTIONS}
+    job = Job(full_path(world), parsed.learn, parsed.world, **sections)
+    return resolve(job.change(per_group=merge_group_overrides(preset_overrides, chosen, given)), preset.device)
+
+
+def _parse(world: str, arguments: list[str], preset: Preset, command: str) -> tuple[Any, list[str]]:
+    """The sections, `learn` and `world` with the values of flags, and the arguments with full names of flags."""
+    algo, learn_class, world_config = preset.algo, LEARNERS[preset.algo][0], world_class(world).Config
+    arguments = _add_world_prefix(arguments, world_config, {*SECTION_OF, *(f.name for f in fields(learn_class))})
     arguments = _with_none(arguments, [*SECTIONS.values(), learn_class])
     parts = make_sections({**preset.run, "algo": algo})
     options = make_dataclass(
@@ -34,7 +40,7 @@ def _parsed(world: str, arguments: list[str], command: str) -> Job:
         [
             *((name, tyro.conf.OmitArgPrefixes[SECTIONS[name]], field(default=part)) for name, part in parts.items()),
             ("learn", tyro.conf.OmitArgPrefixes[learn_class], field(default=learn_class(**preset.learn))),
-            ("world", cls.Config, field(default=cls.Config(**preset.world))),
+            ("world", world_config, field(default=world_config(**preset.world))),
         ],
         frozen=True,
     )
@@ -45,12 +51,7 @@ def _parsed(world: str, arguments: list[str], command: str) -> Job:
         "--world.NAME may be written --NAME where no other flag has that name.",
         args=arguments,
     )
-    given = [word.partition("=")[0].removeprefix("--").replace("-", "_") for word in arguments if word[:2] == "--"]
-    preset_overrides = preset.run.get("per_group", ())
-    chosen = () if parsed.multi_agent.per_group == preset_overrides else parsed.multi_agent.per_group
-    sections = {name: getattr(parsed, name) for name in SECTIONS}
-    job = Job(full_path(world), parsed.learn, parsed.world, **sections)
-    return resolve(job.change(per_group=merge_group_overrides(preset_overrides, chosen, given)), preset.device)
+    return parsed, arguments
 
 
 def _with_none(arguments: list[str], kinds: list[Any]) -> list[str]:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from shoal.core.kernel_world import KernelWorld
     from shoal.core.math_functions import sincos, sincos_small, wrap_angle
     from shoal.core.random import Random, integer, normal, uniform, uniform4
+    from shoal.core.settings import Bounds
     from shoal.core.spaces import Box, Discrete, Mixed, MultiDiscrete, Space
     from shoal.core.store import Field, Store
     from shoal.core.world import EpisodeStatistics, Group, GroupOutputs, Layout2D, Outputs, World
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "ActionRepeat": "wrappers",
     "Apply": "wrappers",
+    "Bounds": "settings",
     "Box": "spaces",
     "Discrete": "spaces",
     "ForGroup": "author_stages",
@@ -54,6 +56,7 @@ _MODULES = {
 __all__ = [
     "ActionRepeat",
     "Apply",
+    "Bounds",
     "Box",
     "Discrete",
     "EpisodeStatistics",

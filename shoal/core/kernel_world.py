@@ -76,6 +76,9 @@ class KernelWorld(World):
         self.num_envs = num_envs
         self.device = full_device(device)
         self.config = self.Config() if config is None else config
+        if not is_dataclass(self.config) or isinstance(self.config, type):
+            raise ShoalError(f"{type(self).__name__}.Config must be a dataclass.")
+        check_settings(self.config, "world.")
         self.groups = self.groups_of(self.config)
         self.state = _declared(type(self).state, self.config)
         self.store = Store(num_envs, self.device)
@@ -264,9 +267,6 @@ class KernelWorld(World):
 
     def _config_values(self) -> dict[str, Any]:
         """The settings that parameters can name, with those that Shoal adds for each group."""
-        if not is_dataclass(self.config) or isinstance(self.config, type):
-            raise ShoalError(f"{type(self).__name__}.Config must be a dataclass.")
-        check_settings(self.config, "world.")
         values = {f.name: getattr(self.config, f.name) for f in fields(self.config)}
         for name, value in values.items():
             if isinstance(value, int) and not -(2**31) <= value < 2**31:

@@ -84,6 +84,13 @@ def make_settings(kind: type[T], values: Mapping[str, Any], prefix: str = "") ->
     return made
 
 
+def bounds_of(kind: Any) -> dict[str, Bounds]:
+    """The bounds of a dataclass of settings, by field; fields without bounds are left out."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    notes = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+    return {name: note for name, found in notes.items() for note in found if isinstance(note, Bounds)}
+
+
 def _typed(kind: Any, values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     hints = typing.get_type_hints(kind, include_extras=True)
     return {name: _check(prefix + name.replace("_", "-"), value, hints[name]) for name, value in values.items()}

@@ -10,6 +10,7 @@ from gymnasium.spaces import Box, Discrete
 
 from shoal.core.errors import ShoalError, unknown
 from shoal.core.extras import import_extra
+from shoal.core.settings import Bounds
 from shoal.core.world import Group
 from shoal.host.config import HostConfig, own_flag
 from shoal.host.device_bridge import RewardTransform
@@ -26,31 +27,25 @@ MAX_FRAMES = 108_000
 class AtariConfig(HostConfig):
     """Settings of Atari games."""
 
-    stack: Annotated[int, own_flag] = 4
+    stack: Annotated[int, own_flag, Bounds(ge=1)] = 4
     """Frames that the policy sees at once."""
-    frame_skip: Annotated[int, own_flag] = 4
+    frame_skip: Annotated[int, own_flag, Bounds(ge=1)] = 4
     """Frames per step, with the same action; the observation is the maximum of the last two."""
-    size: Annotated[int, own_flag] = 84
+    screen_size: Annotated[int, own_flag, Bounds(ge=36)] = 84
     """Side of a frame [pixels]."""
-    noops: Annotated[int, own_flag] = 30
+    noop_max: Annotated[int, own_flag, Bounds(ge=0)] = 30
     """Maximum number of no-op frames at the start of a game."""
-    sticky: Annotated[float, own_flag] = 0.0
+    repeat_action_probability: Annotated[float, own_flag, Bounds(ge=0, le=1)] = 0.0
     """Probability that a frame repeats the last action (sticky actions; 0.25 is the newer protocol)."""
-    life_loss: Annotated[bool, own_flag] = True
+    terminal_on_life_loss: Annotated[bool, own_flag] = True
     """End an episode when a life is lost; evaluations play whole games."""
     clip_reward: Annotated[bool, own_flag] = True
     """Train on the sign of the reward; scores are the original points."""
-    all_actions: Annotated[bool, own_flag] = False
+    full_action_space: Annotated[bool, own_flag] = False
     """Use all 18 actions, instead of those that the game uses."""
 
     def __post_init__(self):
         super().__post_init__()
-        for name, least in (("stack", 1), ("frame_skip", 1), ("size", 36), ("noops", 0)):
-            if getattr(self, name) < least:
-                flag = name.replace("_", "-")
-                raise ShoalError(f"--{flag} must be at least {least}, got {getattr(self, name)}.")
-        if not 0.0 <= self.sticky <= 1.0:
-            raise ShoalError(f"--sticky must be between 0 and 1, got {self.sticky}.")
         if self.vec_backend not in ("auto", "native"):
             raise ShoalError(
                 f"ale: games have a native batch only, so --vec-backend {self.vec_backend} is not possible."
@@ -65,7 +60,7 @@ class AtariWorld(HostWorld):
     | observation | one gray frame of 84 x 84, uint8; the policy sees the last four |
     | action | the buttons the game knows |
     | reward | points, of which learners see the sign |
-    | end | the game is over, or (`--life-loss`) a life is lost; truncated after 108,000 frames |
+    | end | the game is over, or (`--terminal-on-life-loss`) a life is lost; truncated after 108,000 frames |
     """
 
     Config: ClassVar[type[HostConfig]] = AtariConfig
@@ -76,7 +71,7 @@ class AtariWorld(HostWorld):
     @classmethod
     def teams_of(cls, config: HostConfig) -> list[Team]:
         assert isinstance(config, AtariConfig)
-        return _team(cls.env_name, config.size, config.all_actions)
+        return _team(cls.env_name, config.screen_size, config.full_action_space)
 
     @classmethod
     def groups_of(cls, config: HostConfig) -> tuple[Group, ...]:
@@ -86,7 +81,7 @@ class AtariWorld(HostWorld):
     @classmethod
     def for_evaluation(cls, config: HostConfig) -> HostConfig:
         assert isinstance(config, AtariConfig)
-        return replace(super().for_evaluation(config), life_loss=False)
+        return replace(super().for_evaluation(config), terminal_on_life_loss=False)
 
     @classmethod
     def for_recording(cls, config: HostConfig) -> HostConfig:
@@ -117,15 +112,15 @@ def _make_vector(game: str, config: AtariConfig, limit: int, count: int, threads
         count,
         num_threads=min(threads, count),
         max_num_frames_per_episode=limit * config.frame_skip,
-        repeat_action_probability=config.sticky,
-        full_action_space=config.all_actions,
+        repeat_action_probability=config.repeat_action_probability,
+        full_action_space=config.full_action_space,
         autoreset_mode=SAME_STEP,
-        img_height=config.size,
-        img_width=config.size,
+        img_height=config.screen_size,
+        img_width=config.screen_size,
         stack_num=1,
         frameskip=config.frame_skip,
-        noop_max=config.noops,
-        episodic_life=config.life_loss,
+        noop_max=config.noop_max,
+        episodic_life=config.terminal_on_life_loss,
         reward_clipping=False,
     )
 
@@ -135,7 +130,7 @@ def _clip(reward: torch.Tensor) -> None:
 
 
 @cache
-def _team(game: str, size: int, all_actions: bool) -> list[Team]:
+def _team(game: str, size: int, full_action_space: bool) -> list[Team]:
     """The group of a game, found without starting an env."""
     module = import_extra("ale_py")
     names = module.roms.get_all_rom_ids()
@@ -144,6 +139,6 @@ def _team(game: str, size: int, all_actions: bool) -> list[Team]:
     module.ALEInterface.setLoggerMode(module.LoggerMode.Error)
     ale = module.ALEInterface()
     ale.loadROM(module.roms.get_rom_path(game))
-    buttons = ale.getLegalActionSet() if all_actions else ale.getMinimalActionSet()
+    buttons = ale.getLegalActionSet() if full_action_space else ale.getMinimalActionSet()
     frame = Box(0, 255, (1, size, size), np.uint8)
     return [Team(SINGLE, [SINGLE], pack_observation(frame), pack_action(Discrete(len(buttons))))]

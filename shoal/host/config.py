@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from shoal.core.errors import ShoalError
-from shoal.core.settings import MOST_THREADS, check_settings
+from shoal.core.settings import MOST_THREADS, Bounds, check_settings
 
 own_flag = tyro.conf.arg(prefix_name=False)
 """Marks a setting whose flag has no prefix `world.`"""
@@ -25,20 +25,20 @@ class HostConfig:
 
     env_kwargs: Annotated[str, own_flag] = "{}"
     """Keyword arguments of the env's constructor, as JSON: '{"gravity": -5.0}'."""
-    num_workers: Annotated[int, own_flag] = 0
+    num_workers: Annotated[int, own_flag, Bounds(ge=0, le=MOST_THREADS)] = 0
     """Worker processes that step the envs, or threads of a native batch (0: one per core)."""
     vec_backend: Annotated[Literal["auto", "native", "processes", "serial"], own_flag] = "auto"
     """What steps the envs: a native batch, worker processes, or this process (auto: native if there is one)."""
     schedule: Annotated[Schedule, own_flag] = "auto"
     """Policies act for all envs at once (lockstep), for one part while the others step (alternating), or for those that
     are ready first (first-come). auto times all three at the start."""
-    num_env_slices: Annotated[int, own_flag] = 2
+    num_env_slices: Annotated[int, own_flag, Bounds(ge=2, le=MAX_ENV_SLICES)] = 2
     """Slices that the envs of each worker, or of a native batch, are split into, unless they are in lockstep."""
-    desync_steps: Annotated[int, own_flag] = 64
+    desync_steps: Annotated[int, own_flag, Bounds(ge=0)] = 64
     """Maximum number of random steps of each env before training, so that episodes do not end together."""
-    worker_timeout: Annotated[float, own_flag] = 30.0
+    worker_timeout: Annotated[float, own_flag, Bounds(gt=0)] = 30.0
     """Seconds without an answer after which a worker is killed and restarted."""
-    max_worker_restarts: Annotated[int, own_flag] = 3
+    max_worker_restarts: Annotated[int, own_flag, Bounds(ge=0)] = 3
     """Restarts of workers that raise, die or hang before the run stops."""
     pin_threads: Annotated[bool, own_flag] = False
     """Pin each worker, or each thread of a native batch, to one core."""
@@ -60,22 +60,6 @@ class HostConfig:
             raise ShoalError(f"--env-kwargs must be JSON, got {self.env_kwargs[:200]!r}: {error}.") from None
         if not isinstance(parsed, dict):
             raise ShoalError(f"--env-kwargs must be a JSON object like '{{\"gravity\": -5.0}}', got {self.env_kwargs}.")
-        for name in ("num_workers", "desync_steps", "max_worker_restarts"):
-            if getattr(self, name) < 0:
-                raise ShoalError(f"{_flag(name)} must not be negative, got {getattr(self, name)}.")
-        for name, most in (("num_workers", MOST_THREADS), ("num_env_slices", MAX_ENV_SLICES)):
-            if getattr(self, name) > most:
-                raise ShoalError(f"{_flag(name)} must be at most {most}, got {getattr(self, name)}.")
-        if self.num_env_slices < 2:
-            raise ShoalError(
-                f"--num-env-slices must be at least 2, got {self.num_env_slices}; for one use --schedule lockstep."
-            )
-        if self.worker_timeout <= 0:
-            raise ShoalError(f"--worker-timeout must be above 0, got {self.worker_timeout}.")
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def _refuse_constant(name: str) -> None:

@@ -1,9 +1,10 @@
 """Settings of navigation tasks, and what follows from them: images, scenes and episode files."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from shoal.core.errors import ShoalError, require
+from shoal.core.settings import Bounds, NonNegative, NonNegativeFloat, Positive, check_settings
 from shoal.nav.ground import check_grid_size
 from shoal.scene.house import BUILDINGS
 from shoal.scene.sources import expand
@@ -17,6 +18,10 @@ IMAGE_CHANNELS: dict[str, dict[str, int]] = {
 """Value of `image` -> channels of each rendered image, in the order of the observation."""
 
 
+Measure = Annotated[float, Bounds(gt=0, lt=1000)]
+"""A length [m], an angle [degrees] or a scale."""
+
+
 @dataclass(frozen=True)
 class NavConfig:
     """Settings that all navigation tasks have."""
@@ -25,73 +30,64 @@ class NavConfig:
     """Training scenes: house:train, cabin:0-99, a mesh file or a folder of them; separate several with commas."""
     eval_scenes: str = ""
     """Scenes for evaluations and recordings (empty: unseen ones for procedural scenes, else the training scenes)."""
-    num_eval_scenes: int = 200
+    num_eval_scenes: Positive = 200
     """Number of scenes in an evaluation."""
     episode_files: str = ""
     """Training episodes in Habitat's PointNav format: a .json.gz file or the folder of a split (empty: sampled)."""
     eval_episode_files: str = ""
     """Episodes for evaluations and recordings, in the same format (empty: sampled)."""
-    detail: float = 1.0
+    detail: NonNegativeFloat = 1.0
     """Level of detail of procedural scenes."""
     up: Literal["auto", "y", "z"] = "auto"
     """Upward axis of mesh files."""
-    scale: float = 1.0
+    scale: Measure = 1.0
     """Meters per unit of mesh files."""
     strict: bool = False
     """Refuse mesh files with missing textures (default: warn)."""
-    scenes_in_memory: int = 16
+    scenes_in_memory: Positive = 16
     """Scenes on the device at a time."""
-    scene_swap_interval: int = 8
+    scene_swap_interval: NonNegative = 8
     """Minimum number of rollouts between scene swaps (0: never swap)."""
-    goals_per_scene: int = 64
+    goals_per_scene: Positive = 64
     """Goals per scene in memory; each has a precomputed distance field."""
-    memory_limit: float = 0.0
+    memory_limit: NonNegativeFloat = 0.0
     """Device memory for scenes, in gigabytes (0: sized by the first scenes)."""
-    num_agents: int = 1
+    num_agents: Positive = 1
     """Agents per env; they see and block one another."""
     image: Literal["depth", "rgb", "rgbd", "none"] = "depth"
     """Images that the agent observes; none: a blind agent."""
-    image_size: int = 64
+    image_size: Positive = 64
     """Width and height of images, in pixels."""
-    max_steps: int = 500
+    max_steps: Positive = 500
     """Steps after which an episode is truncated."""
     desync_episodes: bool = False
     """Shorten the first training episode of each env by a different amount, so that time limits do not coincide."""
-    forward_step_size: float = 0.25
+    forward_step_size: Measure = 0.25
     """Length of a forward step, in meters."""
-    turn_angle: float = 10.0
+    turn_angle: Measure = 10.0
     """Angle of a turn, in degrees."""
     allow_sliding: bool = True
     """Slide along obstacles (default) instead of stopping at them."""
-    camera_height: float = 1.25
+    camera_height: Measure = 1.25
     """Height of the camera above the floor, in meters."""
-    hfov: float = 90.0
+    hfov: Annotated[float, Bounds(ge=1, le=170)] = 90.0
     """Horizontal field of view, in degrees."""
-    max_depth: float = 10.0
+    max_depth: Measure = 10.0
     """Largest depth value, in meters; larger depths are clipped."""
-    agent_radius: float = 0.1
+    agent_radius: Measure = 0.1
     """Minimum distance between the agent's center and obstacles, in meters."""
-    agent_height: float = 1.5
+    agent_height: Measure = 1.5
     """Free height that the agent needs above the floor, in meters."""
-    max_step_height: float = 0.2
+    max_step_height: NonNegativeFloat = 0.2
     """Highest step that the agent climbs, and largest rise of a slope per grid cell, in meters."""
-    grid_size: float = 0.1
+    grid_size: Annotated[float, Bounds(ge=0.01, le=1)] = 0.1
     """Side of a cell of the walkable-ground grid, in meters."""
-    playing: bool = False
+    evaluating: bool = False
     """Use the scenes and episodes of evaluations."""
 
     def __post_init__(self):
-        counts = ("scenes_in_memory", "goals_per_scene", "num_agents", "image_size", "max_steps", "num_eval_scenes")
-        lengths = ("forward_step_size", "turn_angle", "camera_height", "max_depth", "agent_radius", "agent_height")
-        for name in counts:
-            require(name.replace("_", "-"), value := getattr(self, name), value >= 1, "at least 1")
-        for name in (*lengths, "scale"):
-            require(name.replace("_", "-"), value := getattr(self, name), 0 < value < 1e3, "above 0 and below 1000")
-        for name in ("max_step_height", "detail", "scene_swap_interval", "memory_limit"):
-            require(name.replace("_", "-"), value := getattr(self, name), value >= 0, "0 or more")
-        require("grid-size", self.grid_size, 0.01 <= self.grid_size <= 1.0, "between 0.01 and 1 m")
+        check_settings(self)
         check_grid_size(self.grid_size, self.agent_radius)
-        require("hfov", self.hfov, 1 <= self.hfov <= 170, "between 1 and 170 degrees")
         if self.num_agents > 1:
             longest = 4 * self.agent_radius
             rule = f"at most {longest:g} (4 x --agent-radius) with several agents, or they step over one another"
@@ -108,18 +104,18 @@ def image_shapes(config: NavConfig) -> tuple[tuple[str, tuple[int, int, int]], .
 
 def active_episode_files(config: NavConfig) -> str:
     """Path of the episode files in use; empty if episodes are sampled."""
-    return config.eval_episode_files if config.playing else config.episode_files
+    return config.eval_episode_files if config.evaluating else config.episode_files
 
 
 def num_scenes_in_memory(config: NavConfig, num_envs: int) -> int:
     """Number of scenes on the device; an evaluation loads all of its scenes, up to one per env."""
-    return min(config.num_eval_scenes, num_envs) if config.playing else config.scenes_in_memory
+    return min(config.num_eval_scenes, num_envs) if config.evaluating else config.scenes_in_memory
 
 
 def scene_sources(config: NavConfig) -> list[str]:
     """Names of the single scenes in use, with the level of detail of procedural ones."""
     sources = [s.strip() for s in config.scenes.split(",")]
-    if not config.playing:
+    if not config.evaluating:
         return _expand(sources, config.detail)
     if config.eval_scenes:
         return _expand([s.strip() for s in config.eval_scenes.split(",")], config.detail)

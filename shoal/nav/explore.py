@@ -1,10 +1,11 @@
 """Explore: see as much of a house as possible by walking through it."""
 
 from dataclasses import dataclass
-from typing import Any, no_type_check
+from typing import Annotated, Any, no_type_check
 
 import warp as wp
 
+from shoal.core.settings import Bounds
 from shoal.core.stages import agents_mean
 from shoal.core.store import Field
 from shoal.nav.config import NavConfig
@@ -27,7 +28,7 @@ WORDS = (2 * HALF_GRID) ** 2 * LEVELS // 32
 class ExploreConfig(NavConfig):
     """Settings of Explore."""
 
-    coverage_grid_size: float = 1.0
+    coverage_grid_size: Annotated[float, Bounds(gt=0, lt=1000)] = 1.0
     """Side of a cell of the coverage grid, in meters."""
     coverage_reward: float = 0.25
     """Reward for entering a new cell."""

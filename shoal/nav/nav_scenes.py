@@ -25,7 +25,7 @@ def episodes_per_scene(config: NavConfig, episodes: Mapping[str, Episodes], num_
     fewest = min(episodes.values(), key=len)
     if len(fewest) < agents:
         raise ShoalError(f"{fewest.file} has {len(fewest)} episode(s) of {fewest.scene}, too few for {agents} agents.")
-    if not config.playing:
+    if not config.evaluating:
         return max(config.goals_per_scene, agents)
     envs_per_scene = -(-num_envs // scenes)
     return min(envs_per_scene + agents - 1, max(map(len, episodes.values())))

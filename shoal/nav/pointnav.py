@@ -6,6 +6,7 @@ from typing import Any, no_type_check
 import warp as wp
 
 from shoal.core.errors import require
+from shoal.core.settings import NonNegativeFloat, PositiveFloat
 from shoal.core.store import Field
 from shoal.nav.config import NavConfig
 from shoal.nav.geodesic import distance_or
@@ -26,11 +27,11 @@ from shoal.nav.world import NavWorld
 class PointNavConfig(NavConfig):
     """Settings of PointNav."""
 
-    min_distance: float = 1.0
+    min_distance: NonNegativeFloat = 1.0
     """Minimum geodesic distance from start to goal, in meters."""
-    max_distance: float = 30.0
+    max_distance: NonNegativeFloat = 30.0
     """Maximum geodesic distance from start to goal, in meters."""
-    success_distance: float = 0.2
+    success_distance: PositiveFloat = 0.2
     """Geodesic distance from the goal within which STOP succeeds, in meters."""
     slack_reward: float = -0.01
     """Reward of every step."""
@@ -40,8 +41,7 @@ class PointNavConfig(NavConfig):
     def __post_init__(self):
         super().__post_init__()
         low, high = self.min_distance, self.max_distance
-        require("min-distance", low, 0 <= low <= high, f"between 0 and --max-distance {high:g}")
-        require("success-distance", self.success_distance, self.success_distance > 0, "above 0")
+        require("min-distance", low, low <= high, f"at most --max-distance ({high:g})")
 
 
 @wp.func

@@ -85,7 +85,7 @@ def move(
 def enter_scene(
     env: int,
     num_agents: int,
-    playing: bool,
+    evaluating: bool,
     rng: Random,
     env_id: wp.array(dtype=int),
     row: wp.array2d(dtype=int),
@@ -100,7 +100,7 @@ def enter_scene(
 ):
     """Choose a scene in memory, at random or, in evaluations, by env number; reset the path."""
     c = integer(rng, 0, choices[0])
-    if playing:
+    if evaluating:
         c = env_id[env] % choices[0]
     for k in range(num_agents):
         row[env, k] = choice[c]
@@ -135,7 +135,7 @@ def is_apart(env: int, k: int, place: wp.array2d(dtype=wp.vec3), here: wp.vec3) 
 def episode_slot(
     env: int,
     k: int,
-    playing: bool,
+    evaluating: bool,
     rng: Random,
     env_id: wp.array(dtype=int),
     choices: wp.array(dtype=int),
@@ -143,7 +143,7 @@ def episode_slot(
 ) -> int:
     """Episode of the k-th agent: random or, in evaluations, by env number; different for each agent of an env."""
     first = integer(rng, 1, count)
-    if playing:
+    if evaluating:
         first = env_id[env] // choices[0]
     return (first + k) % count
 
@@ -153,7 +153,7 @@ def episode_slot(
 def sample_start_and_goal(
     env: int,
     num_agents: int,
-    playing: bool,
+    evaluating: bool,
     rng: Random,
     env_id: wp.array(dtype=int),
     row: wp.array2d(dtype=int),
@@ -181,7 +181,7 @@ def sample_start_and_goal(
         far = float(0.0)
         facing = uniform(rng, first + STREAMS - 1, -3.1415927, 3.1415927)
         if episode_count[r] > 0:
-            slot = episode_slot(env, k, playing, rng, env_id, choices, episode_count[r])
+            slot = episode_slot(env, k, evaluating, rng, env_id, choices, episode_count[r])
             given = episode_start[r, slot]
             from_ = wp.vec3(given[0], given[1], given[2])
             facing = given[3]
@@ -224,7 +224,7 @@ def sample_start_and_goal(
 def sample_start(
     env: int,
     num_agents: int,
-    playing: bool,
+    evaluating: bool,
     rng: Random,
     env_id: wp.array(dtype=int),
     row: wp.array2d(dtype=int),
@@ -247,7 +247,7 @@ def sample_start(
         slot = int(0)
         facing = uniform(rng, first + STREAMS - 1, -3.1415927, 3.1415927)
         if episode_count[r] > 0:
-            slot = episode_slot(env, k, playing, rng, env_id, choices, episode_count[r])
+            slot = episode_slot(env, k, evaluating, rng, env_id, choices, episode_count[r])
             facing = episode_start[r, slot][3]
         else:
             found = bool(False)

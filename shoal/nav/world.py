@@ -188,7 +188,7 @@ class NavWorld(KernelWorld):
 
     @classmethod
     def for_evaluation(cls, config: Any) -> Any:
-        return replace(config, playing=True, desync_episodes=False)
+        return replace(config, evaluating=True, desync_episodes=False)
 
     for_recording = for_evaluation
 
@@ -259,7 +259,7 @@ class NavWorld(KernelWorld):
             goals,
             self.device,
             seed,
-            swap_interval=0 if config.playing else config.scene_swap_interval,
+            swap_interval=0 if config.evaluating else config.scene_swap_interval,
             body=Body(config.agent_radius, config.agent_height, config.max_step_height),
             grid_size=config.grid_size,
             memory_limit=int(config.memory_limit * 1e9) or None,

@@ -24,7 +24,7 @@ def make_world(
 
     Args:
         num_envs: Number of envs; None: the job's.
-        purpose: Evaluation (`playing`) and recordings (`for_recording`) may change the world's config.
+        purpose: Evaluation (`for_evaluation`) and recordings (`for_recording`) may change the world's config.
     """
     cls, config = world_class(job.world), job.world_config
     if purpose != "training":

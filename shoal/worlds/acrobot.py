@@ -6,6 +6,7 @@ from typing import no_type_check
 import warp as wp
 
 from shoal.core import Box, Discrete, Field, Group, KernelWorld, Random, sincos, uniform4, wrap_angle
+from shoal.core.settings import Positive
 
 
 @wp.func
@@ -86,7 +87,7 @@ class Acrobot(KernelWorld):
 
     @dataclass(frozen=True)
     class Config:
-        max_steps: int = 500
+        max_steps: Positive = 500
         """Steps before an episode is truncated."""
 
     state = dict(links=Field(wp.vec4, unit="rad, rad, rad/s, rad/s"))

@@ -6,6 +6,7 @@ from typing import no_type_check
 import warp as wp
 
 from shoal.core import Box, Discrete, Field, Group, KernelWorld, Random, sincos_small, uniform4
+from shoal.core.settings import Positive
 
 
 @wp.func
@@ -78,7 +79,7 @@ class CartPole(KernelWorld):
 
     @dataclass(frozen=True)
     class Config:
-        max_steps: int = 500
+        max_steps: Positive = 500
         """Steps before an episode is truncated."""
         force: float = 10.0
         """Force of a push [N]."""

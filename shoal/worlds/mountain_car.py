@@ -6,6 +6,7 @@ from typing import no_type_check
 import warp as wp
 
 from shoal.core import Box, Discrete, Field, Group, KernelWorld, Random, sincos, uniform
+from shoal.core.settings import Positive
 
 
 @wp.func
@@ -78,7 +79,7 @@ class MountainCar(KernelWorld):
 
     @dataclass(frozen=True)
     class Config:
-        max_steps: int = 200
+        max_steps: Positive = 200
         """Steps before an episode is truncated."""
         goal_speed: float = 0.0
         """Minimum speed at the flag for the episode to end [1/step]."""

@@ -6,6 +6,7 @@ from typing import no_type_check
 import warp as wp
 
 from shoal.core import Box, Field, Group, KernelWorld
+from shoal.core.settings import Positive
 from shoal.worlds.mountain_car import draw_valley, look, park, roll
 
 
@@ -42,7 +43,7 @@ class MountainCarContinuous(KernelWorld):
 
     @dataclass(frozen=True)
     class Config:
-        max_steps: int = 999
+        max_steps: Positive = 999
         """Steps before an episode is truncated."""
         goal_speed: float = 0.0
         """Minimum speed at the flag for the episode to end [1/step]."""

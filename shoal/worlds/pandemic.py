@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
-from shoal.core import Box, Discrete, Field, ForGroup, Group, KernelWorld
-from shoal.core.settings import check_settings
+from shoal.core import Bounds, Box, Discrete, Field, ForGroup, Group, KernelWorld
+from shoal.core.settings import Positive, UnitInterval, check_settings
 from shoal.worlds.pandemic_data import MAP, POPULATION, per_state
 from shoal.worlds.pandemic_model import (
     LEVELS,
@@ -22,6 +23,9 @@ from shoal.worlds.pandemic_model import (
     spread_disease,
     start_outbreak,
 )
+
+Days = Annotated[float, Bounds(ge=1, le=1000)]
+Weight = Annotated[float, Bounds(ge=0, le=1000)]
 
 
 class Pandemic(KernelWorld):
@@ -40,53 +44,53 @@ class Pandemic(KernelWorld):
     class Config:
         """Settings. A calibration file can replace those of PER_STATE, for all states or for each."""
 
-        max_steps: int = 540
+        max_steps: Positive = 540
         """Length of an episode [days]."""
-        cooldown_days: int = 28
+        cooldown_days: Annotated[int, Bounds(ge=0, le=10**6)] = 28
         """Time after a change in which a governor cannot change the level again [days]."""
-        planner_days: int = 90
+        planner_interval: Positive = 90
         """Interval between choices of the planner [days]."""
-        transmission: float = 0.25
+        transmission: Annotated[float, Bounds(ge=0, le=5)] = 0.25
         """Infections per infected person and day, if all are susceptible and there are no measures [1/day]."""
-        infectious_days: float = 10.0
+        infectious_days: Days = 10.0
         """Mean duration of an infection [days]."""
-        fatality: float = 0.007
+        fatality_rate: UnitInterval = 0.007
         """Fraction of the infected who die."""
-        distancing: float = 0.8
+        distancing: UnitInterval = 0.8
         """Fraction of the transmission that level 10 prevents."""
-        adoption_days: float = 7.0
+        adoption_days: Days = 7.0
         """Time constant with which people adopt a new level [days]."""
-        travel: float = 0.02
+        national_contacts: UnitInterval = 0.02
         """Fraction of contacts with people from the whole nation."""
-        first_infected: float = 0.0005
+        initial_infected: Annotated[float, Bounds(ge=0, le=0.2)] = 0.0005
         """Mean fraction of a state that is infected on the first day."""
-        nation_variation: float = 0.15
+        nation_variation: UnitInterval = 0.15
         """Relative range of the transmission between episodes."""
-        state_variation: float = 0.15
+        state_variation: UnitInterval = 0.15
         """Relative range of the transmission between states, drawn for each episode."""
         vaccine_day: int = 300
         """First day of vaccinations."""
-        vaccine_rate: float = 0.004
+        vaccine_rate: UnitInterval = 0.004
         """Fraction of a state that is vaccinated per day [1/day]."""
-        base_unemployment: float = 0.04
+        base_unemployment: Annotated[float, Bounds(ge=0, le=0.5)] = 0.04
         """Unemployment without measures, as a fraction of workers."""
-        closing_unemployment: float = 0.16
+        max_added_unemployment: Annotated[float, Bounds(ge=0, le=0.45)] = 0.16
         """Additional unemployment at level 10 in the long run; it grows with the square of the level."""
-        layoff_days: float = 14.0
+        layoff_days: Days = 14.0
         """Time constant with which unemployment rises [days]."""
-        rehire_days: float = 45.0
+        rehire_days: Days = 45.0
         """Time constant with which unemployment falls [days]."""
-        need: float = 0.5
+        subsistence_income: Annotated[float, Bounds(ge=0, le=0.9)] = 0.5
         """Subsistence level, as a fraction of the usual income. Losses weigh more, the closer income is to it."""
-        full_subsidy: float = 0.5
+        max_subsidy: UnitInterval = 0.5
         """Fraction of lost wages that subsidy level 20 replaces; lower levels in proportion."""
-        subsidy_cost: float = 1.1
+        subsidy_cost: Weight = 1.1
         """Cost of a unit of subsidies to the planner, in units of income."""
-        life_years: float = 50.0
+        value_of_life: Weight = 50.0
         """Value of a life, in years of a person's income [years]."""
-        health_weight: float = 0.5
+        health_weight: Weight = 0.5
         """Weight of health in the rewards."""
-        economy_weight: float = 0.5
+        economy_weight: Weight = 0.5
         """Weight of the economy in the rewards."""
         calibration: str = ""
         """JSON file of calibrated settings: for each a number for all states, or a list of 51."""
@@ -101,7 +105,9 @@ class Pandemic(KernelWorld):
     def groups(config):
         return (
             Group("governor", observation=Box(14), action=Discrete(LEVELS), agents=STATES, masked=True),
-            Group("planner", observation=Box(10), action=Discrete(SUBSIDIES + 1), action_interval=config.planner_days),
+            Group(
+                "planner", observation=Box(10), action=Discrete(SUBSIDIES + 1), action_interval=config.planner_interval
+            ),
         )
 
     @staticmethod

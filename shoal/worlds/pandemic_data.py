@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from shoal.core.errors import ShoalError, unknown
+from shoal.core.settings import Bounds, bounds_of
 
 POPULATION = {
     name: int(people)
@@ -36,58 +37,38 @@ HI .  .  TX .  .  .  .  FL .  .
 """
 """Tiles of the picture: one per state, placed roughly as on a map."""
 
-PER_STATE = {
-    "population": (1.0, 1e10),
-    "transmission": (0.0, 5.0),
-    "infectious_days": (1.0, 1000.0),
-    "fatality": (0.0, 1.0),
-    "distancing": (0.0, 1.0),
-    "adoption_days": (1.0, 1000.0),
-    "travel": (0.0, 1.0),
-    "first_infected": (0.0, 0.2),
-    "vaccine_rate": (0.0, 1.0),
-    "base_unemployment": (0.0, 0.5),
-    "closing_unemployment": (0.0, 0.45),
-    "layoff_days": (1.0, 1000.0),
-    "rehire_days": (1.0, 1000.0),
-    "need": (0.0, 0.9),
-    "life_years": (0.0, 1000.0),
-    "health_weight": (0.0, 1000.0),
-    "economy_weight": (0.0, 1000.0),
-}
-"""Parameters that a calibration file can set, for all states or for each, with their ranges."""
-
-NATIONAL = {
-    "cooldown_days": (0.0, 1e6),
-    "nation_variation": (0.0, 1.0),
-    "state_variation": (0.0, 1.0),
-    "full_subsidy": (0.0, 1.0),
-    "subsidy_cost": (0.0, 1000.0),
-}
-"""Ranges of the settings that are equal for all states."""
+PER_STATE = (
+    "population",
+    "transmission",
+    "infectious_days",
+    "fatality_rate",
+    "distancing",
+    "adoption_days",
+    "national_contacts",
+    "initial_infected",
+    "vaccine_rate",
+    "base_unemployment",
+    "max_added_unemployment",
+    "layoff_days",
+    "rehire_days",
+    "subsistence_income",
+    "value_of_life",
+    "health_weight",
+    "economy_weight",
+)
+"""Parameters that a calibration file can set, for all states or for each. All but the population are settings."""
 
 
 def per_state(config: Any) -> dict[str, np.ndarray]:
     """The parameters of PER_STATE as arrays [state]: from the calibration file, else from the settings."""
     found = {name: np.full(len(POPULATION), getattr(config, name, 0.0)) for name in PER_STATE}
     found["population"] = np.array(list(POPULATION.values()), float)
-    given = _read(config.calibration) if config.calibration else {}
-    for name, value in given.items():
+    bounds = {**bounds_of(type(config)), "population": Bounds(ge=1, le=1e10)}
+    for name, value in (_read(config.calibration) if config.calibration else {}).items():
         if name not in PER_STATE:
             raise unknown(f"parameter in {config.calibration}:", name, PER_STATE)
-        found[name] = _array(f"{config.calibration}: {name!r}", value)
-    for name, limits in PER_STATE.items():
-        for state, value in zip(POPULATION, found[name], strict=True):
-            flag = f"--world.{name.replace('_', '-')}"
-            _require(f"{config.calibration}: {name!r} of {state}" if name in given else flag, value, *limits)
-    for name, limits in NATIONAL.items():
-        _require(f"--world.{name.replace('_', '-')}", getattr(config, name), *limits)
+        found[name] = _array(f"{config.calibration}: {name!r}", value, bounds[name])
     return found
-
-
-def _require(label: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise ShoalError(f"{label} must be between {low:g} and {high:g}, got {value:g}.")
 
 
 def _read(path: str) -> dict[str, Any]:
@@ -103,7 +84,7 @@ def _read(path: str) -> dict[str, Any]:
     return given
 
 
-def _array(label: str, value: Any) -> np.ndarray:
+def _array(label: str, value: Any, bounds: Bounds) -> np.ndarray:
     """An array [state] from a number for all states or a list."""
     values = value if isinstance(value, list) else [value] * len(POPULATION)
     if len(values) != len(POPULATION):
@@ -111,4 +92,6 @@ def _array(label: str, value: Any) -> np.ndarray:
     for state, number in zip(POPULATION, values, strict=True):
         if isinstance(number, bool) or not isinstance(number, (int, float)) or not math.isfinite(number):
             raise ShoalError(f"{label} must hold finite numbers, got {number!r} for {state}.")
+        if not bounds.admit(number):
+            raise ShoalError(f"{label} of {state} must be {bounds}, got {number:g}.")
     return np.array(values, float)

@@ -44,10 +44,10 @@ def spread_disease(
     step_count: wp.array[int],
     nation_infected: wp.array[float],
     of_infectious_days: wp.array[float],
-    of_fatality: wp.array[float],
+    of_fatality_rate: wp.array[float],
     of_distancing: wp.array[float],
     of_adoption_days: wp.array[float],
-    of_travel: wp.array[float],
+    of_national_contacts: wp.array[float],
     of_vaccine_rate: wp.array[float],
     contagion: wp.array2d[float],
     level: wp.array2d[int],
@@ -65,11 +65,11 @@ def spread_disease(
     y = y + (float(level[env, agent]) / TOP_LEVEL - y) / of_adoption_days[agent]
     adopted[env, agent] = y
     ill = infected[env, agent]
-    met = (1.0 - of_travel[agent]) * ill + of_travel[agent] * nation_infected[env]
+    met = (1.0 - of_national_contacts[agent]) * ill + of_national_contacts[agent] * nation_infected[env]
     risk = contagion[env, agent] * (1.0 - of_distancing[agent] * y * (2.0 - y)) * met
     new = susceptible[env, agent] * wp.min(risk, 1.0)
     over = ill / of_infectious_days[agent]
-    deaths = of_fatality[agent] * over
+    deaths = of_fatality_rate[agent] * over
     left = susceptible[env, agent] - new
     doses = wp.where(step_count[env] >= vaccine_day, wp.min(of_vaccine_rate[agent], left), 0.0)
     susceptible[env, agent] = left - doses
@@ -86,14 +86,14 @@ def spread_disease(
 def run_economy(
     env: int,
     agent: int,
-    full_subsidy: float,
+    max_subsidy: float,
     planner_action: wp.array[int],
     of_base_unemployment: wp.array[float],
-    of_closing_unemployment: wp.array[float],
+    of_max_added_unemployment: wp.array[float],
     of_layoff_days: wp.array[float],
     of_rehire_days: wp.array[float],
-    of_need: wp.array[float],
-    of_life_years: wp.array[float],
+    of_subsistence_income: wp.array[float],
+    of_value_of_life: wp.array[float],
     of_health_weight: wp.array[float],
     of_economy_weight: wp.array[float],
     level: wp.array2d[int],
@@ -106,19 +106,19 @@ def run_economy(
     """One day of the economy in one state, and its governor's reward."""
     x = float(level[env, agent]) / TOP_LEVEL
     off = laid_off[env, agent]
-    target = of_closing_unemployment[agent] * x * x
+    target = of_max_added_unemployment[agent] * x * x
     days = wp.where(target > off, of_layoff_days[agent], of_rehire_days[agent])
     off = off + (target - off) / days
     laid_off[env, agent] = off
     usual = 1.0 - of_base_unemployment[agent]
     alive = 1.0 - dead[env, agent]
-    replaced = full_subsidy * float(planner_action[env]) / TOP_SUBSIDY
+    replaced = max_subsidy * float(planner_action[env]) / TOP_SUBSIDY
     paid = alive * replaced * (1.0 - usual + off) / usual
     earned = alive * (usual - off) / usual + paid
     benefits[env, agent] = paid
-    health = -365.0 * of_life_years[agent] * died[env, agent]
-    spare = 1.0 - of_need[agent]
-    economy = spare - spare * spare / wp.max(earned - of_need[agent], 0.05)
+    health = -365.0 * of_value_of_life[agent] * died[env, agent]
+    spare = 1.0 - of_subsistence_income[agent]
+    economy = spare - spare * spare / wp.max(earned - of_subsistence_income[agent], 0.05)
     governor_reward[env, agent] = of_health_weight[agent] * health + of_economy_weight[agent] * economy
 
 
@@ -168,7 +168,7 @@ def average_nation(
 @no_type_check
 def reward_planner(
     env: int,
-    full_subsidy: float,
+    max_subsidy: float,
     subsidy_cost: float,
     share: wp.array[float],
     of_economy_weight: wp.array[float],
@@ -191,7 +191,7 @@ def reward_planner(
     for s in range(NATION):
         total += share[s] * (governor_reward[env, s] - of_economy_weight[s] * subsidy_cost * benefits[env, s])
     planner_reward[env] = total
-    now = full_subsidy * float(planner_action[env]) / TOP_SUBSIDY
+    now = max_subsidy * float(planner_action[env]) / TOP_SUBSIDY
     subsidy[env] = now
     day = float(step_count[env])
     deaths[env] = 1e5 * nation_dead[env]
@@ -209,7 +209,7 @@ def start_outbreak(
     nation_variation: float,
     state_variation: float,
     of_transmission: wp.array[float],
-    of_first_infected: wp.array[float],
+    of_initial_infected: wp.array[float],
     contagion: wp.array2d[float],
     level: wp.array2d[int],
     cooldown: wp.array2d[int],
@@ -224,7 +224,7 @@ def start_outbreak(
 ):
     """Start an episode. Infections are 4 * mean * u^3 with u uniform: many in a few states, few in most."""
     own = uniform4(rng, agent, 0.0, 1.0)
-    ill = 4.0 * of_first_infected[agent] * own[0] * own[0] * own[0]
+    ill = 4.0 * of_initial_infected[agent] * own[0] * own[0] * own[0]
     nation = 1.0 + uniform(rng, NATION, -nation_variation, nation_variation)
     contagion[env, agent] = of_transmission[agent] * nation * (1.0 + state_variation * (2.0 * own[1] - 1.0))
     level[env, agent] = 0

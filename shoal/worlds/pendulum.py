@@ -6,6 +6,7 @@ from typing import no_type_check
 import warp as wp
 
 from shoal.core import Box, Field, Group, KernelWorld, Random, sincos, uniform4, wrap_angle
+from shoal.core.settings import Positive
 
 
 @wp.func
@@ -55,7 +56,7 @@ class Pendulum(KernelWorld):
 
     @dataclass(frozen=True)
     class Config:
-        max_steps: int = 200
+        max_steps: Positive = 200
         """Steps before an episode is truncated."""
         gravity: float = 10.0
         """Acceleration of gravity [m/s^2]."""

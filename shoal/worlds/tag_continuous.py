@@ -1,13 +1,25 @@
 """Tag in a square."""
 
 from dataclasses import dataclass
-from typing import no_type_check
+from typing import Annotated, no_type_check
 
 import numpy as np
 import warp as wp
 
-from shoal.core import Box, Field, ForGroup, Group, KernelWorld, Layout2D, MultiDiscrete, Random, sincos, uniform4
-from shoal.core.errors import ShoalError
+from shoal.core import (
+    Bounds,
+    Box,
+    Field,
+    ForGroup,
+    Group,
+    KernelWorld,
+    Layout2D,
+    MultiDiscrete,
+    Random,
+    sincos,
+    uniform4,
+)
+from shoal.core.settings import Positive, PositiveFloat
 
 TURN = wp.constant(6.283185307179586)
 NEIGHBOR_FEATURES = 7
@@ -61,12 +73,12 @@ def drive(
 def tag_runners(
     env: int,
     agent: int,
-    taggers: int,
+    num_taggers: int,
     size: float,
     tag_distance: float,
     tag_penalty: float,
     step_reward: float,
-    end_reward: float,
+    survival_reward: float,
     max_steps: int,
     step_count: wp.array[int],
     position: wp.array2d[wp.vec2],
@@ -84,20 +96,20 @@ def tag_runners(
         reach = tag_distance * size
         nearest = float(reach * reach)
         tagger = int(-1)
-        for other in range(taggers):
-            apart = wp.length_sq(position[env, other] - position[env, taggers + agent])
+        for other in range(num_taggers):
+            apart = wp.length_sq(position[env, other] - position[env, num_taggers + agent])
             if apart < nearest:
                 nearest = apart
                 tagger = other
         gain = float(step_reward)
         if tagger >= 0:
             alive[env, agent] = False
-            present[env, taggers + agent] = False
+            present[env, num_taggers + agent] = False
             wp.atomic_add(tags, env, tagger, 1)
             wp.atomic_sub(left, env, 1)
             gain -= tag_penalty
         elif step_count[env] >= max_steps:
-            gain += end_reward
+            gain += survival_reward
         reward[env, agent] = reward[env, agent] + gain
 
 
@@ -114,21 +126,21 @@ def reward_taggers(
 @no_type_check
 def end_game(
     env: int,
-    runners: int,
+    num_runners: int,
     max_steps: int,
     step_count: wp.array[int],
     left: wp.array[int],
     tagged: wp.array[float],
     terminated: wp.array[wp.bool],
 ):
-    tagged[env] = float(runners - left[env])
+    tagged[env] = float(num_runners - left[env])
     terminated[env] = left[env] == 0 or step_count[env] >= max_steps
 
 
 @wp.func
 @no_type_check
-def reset_runner_count(env: int, runners: int, left: wp.array[int]):
-    left[env] = runners
+def reset_runner_count(env: int, num_runners: int, left: wp.array[int]):
+    left[env] = num_runners
 
 
 @wp.func
@@ -163,13 +175,13 @@ def observe_neighbors(
     env: int,
     agent: int,
     first: int,
-    taggers: int,
-    neighbors: int,
+    num_taggers: int,
+    num_neighbors: int,
     size: float,
     max_speed: float,
     max_acceleration: float,
     max_steps: int,
-    own_frame: bool,
+    egocentric: bool,
     step_count: wp.array[int],
     position: wp.array2d[wp.vec2],
     motion: wp.array2d[wp.vec3],
@@ -184,12 +196,12 @@ def observe_neighbors(
             row[i] = 0.0
         return
     here = position[env, me]
-    # Sorted lists in registers. Only the last `neighbors` of MAX_NEIGHBORS elements are used. The others hold -1, below
-    # any distance, so that the loop that keeps the lists sorted has a constant length and can be unrolled.
+    # Sorted lists in registers. Only the last `num_neighbors` of MAX_NEIGHBORS elements are used. The others hold -1,
+    # below any distance, so that the loop that keeps the lists sorted has a constant length and can be unrolled.
     nearest = Distances()
     index = Indices()
     for i in range(MAX_NEIGHBORS):
-        nearest[i] = wp.where(i < MAX_NEIGHBORS - neighbors, -1.0, 3.4e38)
+        nearest[i] = wp.where(i < MAX_NEIGHBORS - num_neighbors, -1.0, 3.4e38)
         index[i] = -1
     for other in range(position.shape[1]):
         apart = wp.length_sq(position[env, other] - here)
@@ -206,10 +218,10 @@ def observe_neighbors(
     mine = motion[env, me]
     sine = float(0.0)
     cosine = float(1.0)
-    if own_frame:
+    if egocentric:
         sine, cosine = sincos(mine[1])
     for i in range(MAX_NEIGHBORS):
-        at = NEIGHBOR_FEATURES * (i - (MAX_NEIGHBORS - neighbors))
+        at = NEIGHBOR_FEATURES * (i - (MAX_NEIGHBORS - num_neighbors))
         if at >= 0:
             other = index[i]
             there = position[env, wp.max(other, 0)] - here
@@ -220,11 +232,11 @@ def observe_neighbors(
             row[at + 2] = found * change[0] / max_speed
             row[at + 3] = found * change[2] / max_acceleration
             row[at + 4] = found * change[1] / TURN
-            row[at + 5] = wp.where(other < taggers, found, 0.0)
+            row[at + 5] = wp.where(other < num_taggers, found, 0.0)
             row[at + 6] = found
-    end = NEIGHBOR_FEATURES * neighbors
+    end = NEIGHBOR_FEATURES * num_neighbors
     row[end] = float(step_count[env]) / float(max_steps)
-    if own_frame:
+    if egocentric:
         x = 0.5 - here[0] / size
         y = 0.5 - here[1] / size
         row[end + 1] = x * cosine + y * sine
@@ -240,11 +252,11 @@ class TagContinuous(KernelWorld):
 
     | | |
     |---|---|
-    | observation | for each of the `neighbors` nearest agents in the game, nearest first: x, y (/ diagonal), speed, |
-    | | acceleration (/ their limits), direction (/ full turn), relative to the agent, 1 for taggers, 1; then time / |
-    | | max_steps. Only with `own_frame` does an agent observe its own direction |
+    | observation | for each of the `num_neighbors` nearest agents in the game, nearest first: x, y (/ diagonal), |
+    | | speed, acceleration (/ their limits), direction (/ full turn), relative to the agent, 1 for taggers, 1; then |
+    | | time / max_steps. Only with `egocentric` does an agent observe its own direction |
     | action | acceleration and turn: 0 for none, else one of evenly spaced levels |
-    | reward | tagger: `tag_reward` per tag; runner: -`tag_penalty` when tagged, `end_reward` if never tagged; |
+    | reward | tagger: `tag_reward` per tag; runner: -`tag_penalty` when tagged, `survival_reward` if never tagged; |
     | | both: `step_reward`, -`edge_penalty` |
     | end | terminated when no runner is left or after `max_steps`: the time is part of the game |
 
@@ -253,32 +265,32 @@ class TagContinuous(KernelWorld):
 
     @dataclass(frozen=True)
     class Config:
-        taggers: int = 10
+        num_taggers: Positive = 10
         """Taggers per env."""
-        runners: int = 100
+        num_runners: Positive = 100
         """Runners per env."""
-        size: float = 20.0
+        size: PositiveFloat = 20.0
         """Side of the square [m]."""
-        max_steps: int = 500
+        max_steps: Positive = 500
         """Length of a game [steps]."""
-        neighbors: int = 10
+        num_neighbors: Annotated[int, Bounds(ge=1, le=MAX_NEIGHBORS)] = 10
         """Number of nearest agents in an observation (up to 16)."""
-        own_frame: bool = False
+        egocentric: bool = False
         """Observe positions ahead and to the left instead of along x and y, and the agent's own state: position of
         the square's center, speed, acceleration, cosine and sine of the direction."""
-        max_speed: float = 1.0
+        max_speed: PositiveFloat = 1.0
         """Speed limit at skill 1 [m/step]."""
-        max_acceleration: float = 0.1
+        max_acceleration: PositiveFloat = 0.1
         """Maximum change of the acceleration in a step [m/step^2]."""
         max_turn: float = 2.356
         """Maximum turn in a step [rad]."""
-        acceleration_levels: int = 20
+        acceleration_levels: Positive = 20
         """Number of choices of the acceleration, besides none."""
-        turn_levels: int = 20
+        turn_levels: Positive = 20
         """Number of choices of the turn, besides none."""
-        tagger_skill: float = 1.0
+        tagger_skill: PositiveFloat = 1.0
         """Factor of the speed limit of taggers."""
-        runner_skill: float = 1.0
+        runner_skill: PositiveFloat = 1.0
         """Factor of the speed limit of runners."""
         tag_distance: float = 0.02
         """Reach of a tagger, as a fraction of the size."""
@@ -286,7 +298,7 @@ class TagContinuous(KernelWorld):
         """Reward of the tagger for a tag."""
         tag_penalty: float = 10.0
         """Penalty of the runner for being tagged."""
-        end_reward: float = 1.0
+        survival_reward: float = 1.0
         """Reward of a runner that is never tagged, at the end."""
         step_reward: float = 0.0
         """Reward of every agent in the game, per step."""
@@ -295,35 +307,25 @@ class TagContinuous(KernelWorld):
         fixed_start: bool = False
         """Start every episode of every env in the same positions, instead of random ones."""
 
-        def __post_init__(self):
-            for name in ("taggers", "runners", "acceleration_levels", "turn_levels"):
-                if getattr(self, name) < 1:
-                    raise ShoalError(f"--world.{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}.")
-            if not 1 <= self.neighbors <= MAX_NEIGHBORS:
-                raise ShoalError(f"--world.neighbors must be between 1 and {MAX_NEIGHBORS}, got {self.neighbors}.")
-            for name in ("size", "max_speed", "max_acceleration", "tagger_skill", "runner_skill"):
-                if getattr(self, name) <= 0.0:
-                    raise ShoalError(f"--world.{name.replace('_', '-')} must be above 0, got {getattr(self, name)}.")
-
     @staticmethod
     def state(config):
-        agents = config.taggers + config.runners
+        agents = config.num_taggers + config.num_runners
         return dict(
             position=Field(wp.vec2, (agents,), unit="m"),
             motion=Field(wp.vec3, (agents,), unit="m/step, rad, m/step^2"),
             present=Field(bool, (agents,), doc="in the game"),
-            tags=Field(int, (config.taggers,), doc="runners tagged in this step"),
+            tags=Field(int, (config.num_taggers,), doc="runners tagged in this step"),
             left=Field(int, doc="runners in the game"),
             tagged=Field(float, doc="runners tagged in this episode"),
         )
 
     @staticmethod
     def groups(config):
-        observation = Box(NEIGHBOR_FEATURES * config.neighbors + 1 + (OWN_FEATURES if config.own_frame else 0))
+        observation = Box(NEIGHBOR_FEATURES * config.num_neighbors + 1 + (OWN_FEATURES if config.egocentric else 0))
         action = MultiDiscrete((config.acceleration_levels + 1, config.turn_levels + 1))
         return (
-            Group("tagger", observation=observation, action=action, agents=config.taggers),
-            Group("runner", observation=observation, action=action, agents=config.runners, can_leave=True),
+            Group("tagger", observation=observation, action=action, agents=config.num_taggers),
+            Group("runner", observation=observation, action=action, agents=config.num_runners, can_leave=True),
         )
 
     @staticmethod
@@ -350,9 +352,9 @@ class TagContinuous(KernelWorld):
             num_envs=32,
             rollout_steps=50,
             hidden=(64, 64),
-            world=dict(taggers=5, runners=50, max_steps=100, own_frame=True),
+            world=dict(num_taggers=5, num_runners=50, max_steps=100, egocentric=True),
         ),
-        gpu=dict(total_steps=20_000_000, num_envs=100, rollout_steps=250, world=dict(own_frame=True)),
+        gpu=dict(total_steps=20_000_000, num_envs=100, rollout_steps=250, world=dict(egocentric=True)),
         ppo=dict(
             lr=2e-3,
             gamma=0.97,

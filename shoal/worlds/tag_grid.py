@@ -1,16 +1,18 @@
 """Tag on a grid."""
 
 from dataclasses import dataclass
-from typing import no_type_check
+from typing import Annotated, no_type_check
 
 import warp as wp
 
-from shoal.core import Box, Discrete, Field, ForGroup, Group, KernelWorld, Layout2D, Random, uniform4
-from shoal.core.errors import ShoalError
+from shoal.core import Bounds, Box, Discrete, Field, ForGroup, Group, KernelWorld, Layout2D, Random, uniform4
+from shoal.core.settings import Positive
 
 ACTIONS = 5  # stay, +x, -x, +y, -y
 PARTIAL = 6
 SLOTS = 32
+MAX_TAGGERS = 2**20 - 1
+"""The array `nearest` has 20 bits for the index of a tagger."""
 FAR = wp.constant(wp.int64(0x7FFFFFFFFFFFFFFF))
 
 
@@ -124,7 +126,7 @@ def clear_nearest(env: int, nearest: wp.array2d[wp.int64]):
 def find_nearest(
     env: int,
     agent: int,
-    full: bool,
+    full_observation: bool,
     x: wp.array2d[int],
     y: wp.array2d[int],
     runner_x: wp.array[int],
@@ -135,7 +137,7 @@ def find_nearest(
 
     Atomic operations on a single address would serialize a thousand threads, so taggers are spread over slots.
     """
-    if not full:
+    if not full_observation:
         dx = wp.int64(x[env, agent] - runner_x[env])
         dy = wp.int64(y[env, agent] - runner_y[env])
         wp.atomic_min(nearest, env, agent % SLOTS, ((dx * dx + dy * dy) << wp.int64(20)) | wp.int64(agent))
@@ -190,7 +192,7 @@ def write_partial(
 def observe_tagger(
     env: int,
     agent: int,
-    full: bool,
+    full_observation: bool,
     size: int,
     max_steps: int,
     step_count: wp.array[int],
@@ -200,7 +202,7 @@ def observe_tagger(
     runner_y: wp.array[int],
     observation: wp.array3d[float],
 ):
-    if full:
+    if full_observation:
         write_full(
             env, agent, size, max_steps, step_count, tagger_x, tagger_y, runner_x, runner_y, observation[env, agent]
         )
@@ -215,7 +217,7 @@ def observe_tagger(
 @no_type_check
 def observe_runner(
     env: int,
-    full: bool,
+    full_observation: bool,
     size: int,
     max_steps: int,
     step_count: wp.array[int],
@@ -226,7 +228,7 @@ def observe_runner(
     nearest: wp.array2d[wp.int64],
     runner_observation: wp.array2d[float],
 ):
-    if full:
+    if full_observation:
         taggers = tagger_x.shape[1]
         row = runner_observation[env]
         write_full(env, taggers, size, max_steps, step_count, tagger_x, tagger_y, runner_x, runner_y, row)
@@ -246,7 +248,8 @@ class TagGrid(KernelWorld):
 
     | | |
     |---|---|
-    | observation | `full`: for every agent x, y (/ size), 1 for taggers, 1 for itself; then time / max_steps |
+    | observation | `full_observation`: for every agent x, y (/ size), 1 for taggers, 1 for itself; then time / |
+    | | max_steps |
     | or | own x, y; x, y of the runner, or for the runner of the nearest tagger; 1 for taggers; time / max_steps |
     | action | stay, +x, -x, +y, -y |
     | reward | after a tag `tag_reward` for every tagger, -`tag_penalty` for the runner; else the step cost |
@@ -256,13 +259,13 @@ class TagGrid(KernelWorld):
 
     @dataclass(frozen=True)
     class Config:
-        taggers: int = 4
+        num_taggers: Annotated[int, Bounds(ge=1, le=MAX_TAGGERS)] = 4
         """Taggers per env, besides one runner."""
-        size: int = 100
+        size: Positive = 100
         """Largest coordinate of a cell: x and y are 0 to `size`, inclusive."""
-        max_steps: int = 100
+        max_steps: Positive = 100
         """Steps before an episode is truncated."""
-        full: bool = True
+        full_observation: bool = True
         """Observe all agents, instead of six values."""
         random_start: bool = False
         """Start in random cells, instead of taggers in the middle and the runner in a corner."""
@@ -275,15 +278,9 @@ class TagGrid(KernelWorld):
         step_cost: float = 0.01
         """Cost of a step without a tag for each tagger, and reward for the runner."""
 
-        def __post_init__(self):
-            if self.taggers < 1 or self.taggers >= 2**20:
-                raise ShoalError(f"--world.taggers must be between 1 and 1048575, got {self.taggers}.")
-            if self.size < 1:
-                raise ShoalError(f"--world.size must be at least 1, got {self.size}.")
-
     @staticmethod
     def state(config):
-        cells = Field(int, (config.taggers,), unit="cells")
+        cells = Field(int, (config.num_taggers,), unit="cells")
         return dict(
             tagger_x=cells,
             tagger_y=cells,
@@ -295,9 +292,9 @@ class TagGrid(KernelWorld):
 
     @staticmethod
     def groups(config):
-        observation = Box(4 * (config.taggers + 1) + 1 if config.full else PARTIAL)
+        observation = Box(4 * (config.num_taggers + 1) + 1 if config.full_observation else PARTIAL)
         return (
-            Group("tagger", observation=observation, action=Discrete(ACTIONS), agents=config.taggers),
+            Group("tagger", observation=observation, action=Discrete(ACTIONS), agents=config.num_taggers),
             Group("runner", observation=observation, action=Discrete(ACTIONS)),
         )
 

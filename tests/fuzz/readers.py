@@ -69,7 +69,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "ppo": dict(world="cartpole"),
     "dqn": dict(world="cartpole", algo="dqn", buffer_size=256, batch_size=16, learning_starts=32),
     "lstm": dict(world="pendulum", rnn="lstm", rnn_size=8, normalize_obs=True, normalize_reward=True),
-    "tag": dict(world="tag-continuous", world_config=dict(taggers=2, runners=3, max_steps=20)),
+    "tag": dict(world="tag-continuous", world_config=dict(num_taggers=2, num_runners=3, max_steps=20)),
     "grid": dict(world="tag-grid", algo="a2c", num_envs=4),
     "pandemic": dict(world="pandemic", num_envs=2, world_config=dict(max_steps=20)),
     "r2d2": dict(world="cartpole", algo="r2d2", buffer_size=512, batch_size=8, learning_starts=64, rnn_size=8)

@@ -25,9 +25,9 @@ def random_action(group, envs, generator):
 
 
 MANY = [
-    ("tag-grid", dict(taggers=40, full=False, random_start=True, size=12)),
-    ("tag-continuous", dict(taggers=3, runners=4, neighbors=5, max_steps=40, tag_distance=0.3)),
-    ("tag-continuous", dict(taggers=3, runners=300, neighbors=16, max_steps=30)),
+    ("tag-grid", dict(num_taggers=40, full_observation=False, random_start=True, size=12)),
+    ("tag-continuous", dict(num_taggers=3, num_runners=4, num_neighbors=5, max_steps=40, tag_distance=0.3)),
+    ("tag-continuous", dict(num_taggers=3, num_runners=300, num_neighbors=16, max_steps=30)),
 ]
 """Worlds whose agents share a few lanes of a warp, or a block of threads."""
 

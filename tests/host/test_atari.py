@@ -24,7 +24,7 @@ def make(game, num_envs, **settings):
 
 
 def test_frames_and_rewards_equal_those_of_ale_py():
-    world = make("pong", 3, life_loss=False, noops=5)
+    world = make("pong", 3, terminal_on_life_loss=False, noop_max=5)
     twin = vector_env.AtariVectorEnv(
         "pong", 3, stack_num=1, noop_max=5, autoreset_mode="SameStep", reward_clipping=False, num_threads=1
     )
@@ -60,7 +60,7 @@ def test_threads_are_pinned_to_different_cores(workers):
 
 
 def test_rewards_are_clipped_but_statistics_are_not():
-    world = make("breakout", 4, life_loss=True, desync_steps=0)
+    world = make("breakout", 4, terminal_on_life_loss=True, desync_steps=0)
     world.reset(0)
     shown = torch.zeros(4)
     for t in range(400):
@@ -69,12 +69,12 @@ def test_rewards_are_clipped_but_statistics_are_not():
     assert set(shown.tolist()) <= {0.0, 1.0}
     stats = world.statistics()
     assert int(stats.episodes.sum()) > 4  # a life is an episode
-    assert world.for_evaluation(world.config).life_loss is False
+    assert world.for_evaluation(world.config).terminal_on_life_loss is False
 
 
 def test_final_frame_is_kept_and_the_observation_starts_the_next_game():
     cls = world_class("ale:pong")
-    world = cls(2, "cpu", cls.Config(desync_steps=0, schedule="lockstep", noops=0), time_limit=20)
+    world = cls(2, "cpu", cls.Config(desync_steps=0, schedule="lockstep", noop_max=0), time_limit=20)
     first = world.reset(1).groups["agent"].observation.clone()
     for t in range(20):
         before = world.outputs.groups["agent"].observation.clone()
@@ -87,7 +87,7 @@ def test_final_frame_is_kept_and_the_observation_starts_the_next_game():
 
 
 def test_games_start_desynchronized():
-    world = make("pong", 8, desync_steps=12, noops=0)
+    world = make("pong", 8, desync_steps=12, noop_max=0)
     shown = world.reset(3).groups["agent"].observation
     assert len({bytes(frame.numpy().tobytes()) for frame in shown}) > 3
 
@@ -113,7 +113,7 @@ def test_settings_that_the_native_batch_refuses_or_ignores():
 def test_bad_settings_are_refused():
     config = world_class("ale:pong").Config
     for bad, message in (
-        (dict(sticky=2.0), "--sticky"),
+        (dict(repeat_action_probability=2.0), "--repeat-action-probability must be between 0 and 1, got 2"),
         (dict(frame_skip=0), "--frame-skip"),
         (dict(vec_backend="processes"), "native batch only"),
     ):

@@ -402,7 +402,10 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, algo):
 
 def test_one_of_two_groups_can_have_an_rnn():
     settings = dict(
-        world_config=dict(taggers=3, runners=6, size=4.0, max_steps=10), num_envs=8, rollout_steps=8, hidden=(8,)
+        world_config=dict(num_taggers=3, num_runners=6, size=4.0, max_steps=10),
+        num_envs=8,
+        rollout_steps=8,
+        hidden=(8,),
     )
     job = make_job("tag-continuous", device="cpu", per_group=("runner.rnn=lstm", "runner.rnn-size=5"), **settings)
     trainer = Trainer(job)

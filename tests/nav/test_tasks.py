@@ -190,18 +190,18 @@ def test_worlds_play_the_episodes_of_a_file(make, tmp_path):
     write_episodes(tmp_path, "val", [episodes])
     files = dict(episode_files=str(tmp_path / "val"), eval_episode_files=str(tmp_path / "val"))
     places = torch.from_numpy(episodes.starts)
-    for playing in (False, True):
-        world = make(PointNav, PointNavConfig, envs=10, playing=playing, **files)
+    for evaluating in (False, True):
+        world = make(PointNav, PointNavConfig, envs=10, evaluating=evaluating, **files)
         which = torch.cdist(world.store.place[:, 0], places).argmin(1)
         torch.testing.assert_close(world.store.place[:, 0], places[which], atol=0.02, rtol=0)
         torch.testing.assert_close(world.store.goal[:, 0], torch.from_numpy(episodes.goals)[which], atol=0.02, rtol=0)
         torch.testing.assert_close(world.store.yaw[:, 0], torch.from_numpy(episodes.yaws)[which], atol=1e-3, rtol=0)
-        if playing:
+        if evaluating:
             assert which.tolist() == [0, 1, 2, 3, 4] * 2
             assert world.duplicate_episodes().tolist() == [False] * 5 + [True] * 5
 
     # `goals_per_scene` does not limit evaluations; agents of an env never share an episode.
-    world = make(PointNav, PointNavConfig, envs=5, playing=True, **(files | dict(goals_per_scene=2)))
+    world = make(PointNav, PointNavConfig, envs=5, evaluating=True, **(files | dict(goals_per_scene=2)))
     assert len(world.store.place[:, 0].unique(dim=0)) == 5
     world = make(PointNav, PointNavConfig, envs=64, num_agents=3, **files)
     assert (world.store.goal_slot.sort(1).values.diff(dim=1) > 0).all()
@@ -312,7 +312,7 @@ def test_only_first_episodes_are_shortened_in_any_task(make):
 
 
 def test_eval_scenes_are_not_training_scenes(tmp_path):
-    config = PointNavConfig(scenes="house:0-9499", playing=True)
+    config = PointNavConfig(scenes="house:0-9499", evaluating=True)
     assert set(scene_sources(config)) == {f"house:{k}" for k in range(9500, 10000)}
     with pytest.raises(ShoalError, match="leaves no scene for evaluations"):
         scene_sources(replace(config, scenes="house:0-9999"))
@@ -370,7 +370,7 @@ def test_tasks_pass_shoal_check(make):
 def test_preloaded_scenes_are_those_loaded(tmp_path, monkeypatch):
     """Three of six cabins are used: only these are in the cache, before and after loading."""
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
-    config = NavConfig(eval_scenes="cabin:0-5@0", num_eval_scenes=3, goals_per_scene=2, image="none", playing=True)
+    config = NavConfig(eval_scenes="cabin:0-5@0", num_eval_scenes=3, goals_per_scene=2, image="none", evaluating=True)
     world = Flee(4, "cpu", config)
     world.prepare(8)
     world._preload.wait()
@@ -384,18 +384,18 @@ def test_preloaded_scenes_are_those_loaded(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("playing", "told"),
+    ("settings", "told"),
     [
         (dict(eval_scenes="{0}/wall.obj"), "no walkable floor"),
         (dict(eval_episode_files="{0}/none"), "There is no file or folder"),
     ],
 )
-def test_impossible_evaluations_are_refused_before_training(tmp_path, monkeypatch, playing, told):
+def test_impossible_evaluations_are_refused_before_training(tmp_path, monkeypatch, settings, told):
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
     scene = write_obj(tmp_path / "room.obj", room((5.0, 5.0)))
     write_obj(tmp_path / "wall.obj", room((0.2, 5.0)))
     config = dict(scenes=scene, up="z", scenes_in_memory=1, goals_per_scene=4, image_size=SIZE)
-    config |= {name: path.format(tmp_path) for name, path in playing.items()}
+    config |= {name: path.format(tmp_path) for name, path in settings.items()}
     with pytest.raises(ShoalError, match=told):
         shoal.train(
             "pointnav", device="cpu", num_envs=8, total_steps=10_000, eval_episodes=2, quiet=True,

@@ -168,7 +168,7 @@ def test_time_limit_reserves_room_for_every_truncation():
         (dict(target_kl=-1.0), "target-kl must be above 0"),
         (dict(checkpoint_every=-5), "checkpoint-every must be at least 1"),
         (dict(epochs=2.5), "whole number"),
-        (dict(algo="a3c", actors=10**6), "--actors must be from 1 to 4096"),
+        (dict(algo="a3c", actors=10**6), "--actors must be between 1 and 4096"),
         (dict(activation="foo"), "There is no choice for --activation"),
         (dict(compile="maybe"), "There is no choice for --compile"),
         (dict(world_config=dict(force="strong")), "finite number"),

@@ -361,7 +361,7 @@ def test_a_users_file_from_the_command_line(tmp_path, capsys):
         (["cartpole", "--envs", "1"], "--envs must be at least 2"),
         (["cartpole", "--steps", "0"], "--steps must be at least 1"),
         (["cartpole", "--device", "tpu"], "There is no device 'tpu'"),
-        (["cartpole", "--world.max-steps", "0"], "max_steps must be at least 1"),
+        (["cartpole", "--world.max-steps", "0"], "--world.max-steps must be at least 1"),
         (["tests/helpers.py:CountingTwin"], "CountingTwin is not a KernelWorld"),
     ],
 )

@@ -18,7 +18,7 @@ GRID = dict(
     world_config=dict(size=4, max_steps=8, random_start=True), num_envs=8, rollout_steps=8, device="cpu", hidden=(8,)
 )
 SQUARE = dict(
-    world_config=dict(taggers=3, runners=6, size=4.0, max_steps=10, tag_distance=0.1, neighbors=3),
+    world_config=dict(num_taggers=3, num_runners=6, size=4.0, max_steps=10, tag_distance=0.1, num_neighbors=3),
     num_envs=8,
     rollout_steps=8,
     hidden=(8,),
@@ -254,7 +254,7 @@ def test_a_planner_chooses_at_its_own_pace():
     made = make_job(
         "pandemic", num_envs=2, rollout_steps=40, total_steps=1e6, device="cpu", hidden=(8,), num_minibatches=1
     )
-    made = replace(made, world_config=replace(made.world_config, planner_days=15))
+    made = replace(made, world_config=replace(made.world_config, planner_interval=15))
     trainer = Trainer(made)
     trainer.iterate()
     rollout = trainer.collector.rollouts["planner"]

@@ -45,8 +45,8 @@ class Reference:
     def step(self, levels, planner):
         p, n = self.p, self.now
         moved = self.free() & (levels != self.stringency)
-        if self.day % self.c.planner_days == 0:
-            self.replaced = self.c.full_subsidy * planner / 20
+        if self.day % self.c.planner_interval == 0:
+            self.replaced = self.c.max_subsidy * planner / 20
         self.day += 1
         self.stringency = np.where(moved, levels, self.stringency)
         self.changed = np.where(moved, self.day, self.changed)
@@ -56,10 +56,10 @@ class Reference:
         prevented = p["distancing"] * (1 - (1 - calm) ** 2)
         at_home = n["infected"] / self.people
         abroad = n["infected"].sum() / self.people.sum()
-        met = at_home + p["travel"] * (abroad - at_home)
+        met = at_home + p["national_contacts"] * (abroad - at_home)
         self.caught = n["susceptible"] * np.minimum(self.contagion * (1 - prevented) * met, 1)
         ends = n["infected"] / p["infectious_days"]
-        deaths = ends * p["fatality"]
+        deaths = ends * p["fatality_rate"]
         doses = np.zeros(51)
         if self.day >= self.c.vaccine_day:
             doses = np.minimum(p["vaccine_rate"] * self.people, n["susceptible"] - self.caught)
@@ -68,7 +68,7 @@ class Reference:
         )
         self.now = {k: n[k] + flow for k, flow in {**flows, "dead": deaths}.items()}
 
-        goal = p["closing_unemployment"] * ((self.stringency - 1) / 9) ** 2
+        goal = p["max_added_unemployment"] * ((self.stringency - 1) / 9) ** 2
         pace = np.where(goal > self.jobless_extra, p["layoff_days"], p["rehire_days"])
         self.jobless_extra = self.jobless_extra * (1 - 1 / pace) + goal / pace
         jobless = self.jobless_extra + p["base_unemployment"]
@@ -76,9 +76,9 @@ class Reference:
         wage = 1 / (1 - p["base_unemployment"])
         benefit = alive * jobless * self.replaced * wage
         income = alive * (1 - jobless) * wage + benefit
-        need = p["need"]
+        need = p["subsistence_income"]
         economy = (1 - need) * (1 - (1 - need) / np.maximum(income - need, 0.05))
-        health = -p["life_years"] * 365 * deaths / self.people
+        health = -p["value_of_life"] * 365 * deaths / self.people
         reward = p["health_weight"] * health + p["economy_weight"] * economy
         cost = p["economy_weight"] * self.c.subsidy_cost * benefit
         self.days.append([100 * self.nation(jobless), self.nation(self.stringency), 100 * self.replaced])
@@ -145,7 +145,7 @@ def random_calibration(rng):
     """A different value for every state, around the default."""
     usual = Pandemic.Config()
     found = {k: (getattr(usual, k) * rng.uniform(0.7, 1.2, 51)).tolist() for k in PER_STATE if k != "population"}
-    return {**found, "population": rng.uniform(1e5, 1e7, 51).tolist(), "travel": 0.05}
+    return {**found, "population": rng.uniform(1e5, 1e7, 51).tolist(), "national_contacts": 0.05}
 
 
 @pytest.mark.parametrize("calibrated", [False, True])
@@ -157,7 +157,7 @@ def test_the_world_equals_the_reference(tmp_path, calibrated):
         given = random_calibration(rng)
         file.write_text(json.dumps(given))
         given = {k: np.asarray(v, float) for k, v in given.items()}
-    short = dict(max_steps=130, cooldown_days=6, planner_days=20, vaccine_day=60)
+    short = dict(max_steps=130, cooldown_days=6, planner_interval=20, vaccine_day=60)
     config = Pandemic.Config(calibration=str(file), **short) if calibrated else Pandemic.Config()
     world = Pandemic(2, config=config)
     out = world.reset(7)
@@ -329,9 +329,9 @@ def test_the_picture_shows_the_epidemic():
 
 def test_a_calibration_file_replaces_settings(tmp_path):
     file = tmp_path / "states.json"
-    file.write_text(json.dumps({"fatality": 0.01, "vaccine_rate": [0.001 * i for i in range(51)]}))
+    file.write_text(json.dumps({"fatality_rate": 0.01, "vaccine_rate": [0.001 * i for i in range(51)]}))
     tables = Pandemic.tables(Pandemic.Config(calibration=str(file)))
-    np.testing.assert_allclose(tables["of_fatality"], 0.01)
+    np.testing.assert_allclose(tables["of_fatality_rate"], 0.01)
     np.testing.assert_allclose(tables["of_vaccine_rate"], [0.001 * i for i in range(51)], rtol=1e-6)
     np.testing.assert_allclose(tables["of_transmission"], 0.25)
     np.testing.assert_allclose(tables["share"], PEOPLE / PEOPLE.sum(), rtol=1e-6)
@@ -342,13 +342,13 @@ def test_a_calibration_file_replaces_settings(tmp_path):
     [
         ("{", "is not JSON"),
         ("[1, 2]", "must hold a JSON object"),
-        ('{"fatallity": 0.1}', "'fatallity'; did you mean 'fatality'"),
+        ('{"fatallity_rate": 0.1}', "'fatallity_rate'; did you mean 'fatality_rate'"),
         ('{"max_steps": 10}', "no parameter"),
-        ('{"fatality": [0.1, 0.2]}', "a list of 51, got a list of 2"),
-        ('{"fatality": NaN}', "'fatality' must hold finite numbers, got nan"),
-        ('{"fatality": "high"}', "finite numbers, got 'high'"),
-        ('{"fatality": [true' + ", 0.1" * 50 + "]}", "got True for AL"),
-        ('{"fatality": [' + "0.1, " * 50 + "1.5]}", "'fatality' of WY must be between 0 and 1, got 1.5"),
+        ('{"fatality_rate": [0.1, 0.2]}', "a list of 51, got a list of 2"),
+        ('{"fatality_rate": NaN}', "'fatality_rate' must hold finite numbers, got nan"),
+        ('{"fatality_rate": "high"}', "finite numbers, got 'high'"),
+        ('{"fatality_rate": [true' + ", 0.1" * 50 + "]}", "got True for AL"),
+        ('{"fatality_rate": [' + "0.1, " * 50 + "1.5]}", "'fatality_rate' of WY must be between 0 and 1, got 1.5"),
     ],
 )
 def test_a_bad_calibration_file_is_refused(tmp_path, text, message):
@@ -366,7 +366,7 @@ def test_a_missing_calibration_file_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        (dict(fatality=1.5), "fatality must be between 0 and 1, got 1.5"),
+        (dict(fatality_rate=1.5), "fatality-rate must be between 0 and 1, got 1.5"),
         (dict(infectious_days=0.0), "infectious-days must be between 1"),
         (dict(cooldown_days=-1), "cooldown-days must be between 0 and"),
         (dict(state_variation=1.5), "state-variation must be between 0 and 1"),

@@ -48,7 +48,7 @@ def grid_observation(config, cells, me, steps):
     taggers = len(cells) - 1
     scaled = [(x / config.size, y / config.size) for x, y in cells]
     time = steps / config.max_steps
-    if config.full:
+    if config.full_observation:
         rows = [[*scaled[i], float(i < taggers), float(i == me)] for i in range(taggers + 1)]
         return [*np.ravel(rows), time]
     other = taggers
@@ -62,9 +62,9 @@ def grid_observation(config, cells, me, steps):
     "settings",
     [
         dict(size=4, max_steps=9, random_start=True),
-        dict(size=4, max_steps=9, random_start=True, full=False),
-        dict(taggers=1, size=2, max_steps=5),
-        dict(taggers=40, size=9, max_steps=7, random_start=True, full=False),
+        dict(size=4, max_steps=9, random_start=True, full_observation=False),
+        dict(num_taggers=1, size=2, max_steps=5),
+        dict(num_taggers=40, size=9, max_steps=7, random_start=True, full_observation=False),
     ],
 )
 def test_the_grid_equals_its_reference(settings):
@@ -88,7 +88,7 @@ def test_the_grid_equals_its_reference(settings):
             assert bool(out.terminated[env] | out.truncated[env]) == over
             shown = "final_observation" if over else "observation"
             for me in range(len(cells)):
-                group, agent = ("tagger", me) if me < config.taggers else ("runner", 0)
+                group, agent = ("tagger", me) if me < config.num_taggers else ("runner", 0)
                 seen = getattr(out.groups[group], shown)[env, agent]
                 np.testing.assert_allclose(seen, grid_observation(config, cells, me, steps), rtol=1e-6)
             tags += tagged
@@ -129,10 +129,10 @@ def drive(config, position, motion, choice, skill):
 
 def square_observation(config, position, motion, alive, me, steps):
     """The observation of agent `me`: the nearest agents in the game."""
-    heading = motion[me][1] if config.own_frame else 0.0
+    heading = motion[me][1] if config.egocentric else 0.0
     turn = np.array([[np.cos(heading), np.sin(heading)], [-np.sin(heading), np.cos(heading)]])
     apart = np.linalg.norm(position - position[me], axis=1)
-    others = sorted((d, i) for i, d in enumerate(apart) if i != me and alive[i])[: config.neighbors]
+    others = sorted((d, i) for i, d in enumerate(apart) if i != me and alive[i])[: config.num_neighbors]
     row = []
     for _, i in others:
         row += list(turn @ (position[i] - position[me]) / (config.size * np.sqrt(2.0)))
@@ -140,12 +140,12 @@ def square_observation(config, position, motion, alive, me, steps):
             (motion[i][0] - motion[me][0]) / config.max_speed,
             (motion[i][2] - motion[me][2]) / config.max_acceleration,
             (motion[i][1] - motion[me][1]) / (2 * np.pi),
-            float(i < config.taggers),
+            float(i < config.num_taggers),
             1.0,
         ]
-    row += [0.0] * (7 * (config.neighbors - len(others)))
+    row += [0.0] * (7 * (config.num_neighbors - len(others)))
     row.append(steps / config.max_steps)
-    if config.own_frame:
+    if config.egocentric:
         row += list(turn @ (0.5 - position[me] / config.size))
         row += [motion[me][0] / config.max_speed, motion[me][2] / config.max_acceleration]
         row += [np.cos(heading), np.sin(heading)]
@@ -155,10 +155,12 @@ def square_observation(config, position, motion, alive, me, steps):
 @pytest.mark.parametrize(
     "settings",
     [
-        dict(taggers=3, runners=5, size=6.0, max_steps=12, neighbors=4, tag_distance=0.1),
-        dict(taggers=2, runners=3, size=3.0, max_steps=9, tag_distance=0.15, edge_penalty=0.3, step_reward=0.01),
-        dict(taggers=4, runners=40, size=9.0, max_steps=6, neighbors=10, own_frame=True, runner_skill=1.3),
-        dict(taggers=1, runners=1, size=2.0, max_steps=30, neighbors=1, tag_distance=0.2, turn_levels=3),
+        dict(num_taggers=3, num_runners=5, size=6.0, max_steps=12, num_neighbors=4, tag_distance=0.1),
+        dict(
+            num_taggers=2, num_runners=3, size=3.0, max_steps=9, tag_distance=0.15, edge_penalty=0.3, step_reward=0.01
+        ),
+        dict(num_taggers=4, num_runners=40, size=9.0, max_steps=6, num_neighbors=10, egocentric=True, runner_skill=1.3),
+        dict(num_taggers=1, num_runners=1, size=2.0, max_steps=30, num_neighbors=1, tag_distance=0.2, turn_levels=3),
     ],
 )
 def test_the_square_equals_its_reference(settings):
@@ -172,27 +174,27 @@ def test_the_square_equals_its_reference(settings):
         out = world.step(actions)
         over = (out.terminated | out.truncated).numpy()
         for env in range(world.num_envs):
-            alive = np.append(np.ones(config.taggers, bool), old["runner_alive"][env])
+            alive = np.append(np.ones(config.num_taggers, bool), old["runner_alive"][env])
             position, motion = old["position"][env].astype(float), [tuple(m) for m in old["motion"][env].astype(float)]
             choices = np.concatenate([actions["tagger"][env], actions["runner"][env]])
             rewards = np.zeros(len(alive))
             for i in np.flatnonzero(alive):
-                skill = config.tagger_skill if i < config.taggers else config.runner_skill
+                skill = config.tagger_skill if i < config.num_taggers else config.runner_skill
                 position[i], motion[i], rewards[i] = drive(config, position[i], motion[i], choices[i], skill)
             rewards[alive] += config.step_reward
             steps = int(old["step_count"][env]) + 1
             for i in np.flatnonzero(alive):
-                if i < config.taggers:
+                if i < config.num_taggers:
                     continue
-                apart = np.linalg.norm(position[: config.taggers] - position[i], axis=1)
+                apart = np.linalg.norm(position[: config.num_taggers] - position[i], axis=1)
                 if apart.min() < config.tag_distance * config.size:
                     alive[i] = False
                     tags += 1
                     rewards[np.argmin(apart)] += config.tag_reward
                     rewards[i] -= config.tag_penalty
                 elif steps >= config.max_steps:
-                    rewards[i] += config.end_reward
-            runners = alive[config.taggers :]
+                    rewards[i] += config.survival_reward
+            runners = alive[config.num_taggers :]
             found = np.append(out.groups["tagger"].reward[env], out.groups["runner"].reward[env])
             np.testing.assert_allclose(found, rewards, rtol=1e-5, atol=1e-5)
             assert bool(out.terminated[env]) == (not runners.any() or steps >= config.max_steps)
@@ -201,7 +203,7 @@ def test_the_square_equals_its_reference(settings):
             left = group.final_alive if over[env] else group.alive
             np.testing.assert_array_equal(left[env], runners)
             for me in range(len(alive)):
-                name, agent = ("tagger", me) if me < config.taggers else ("runner", me - config.taggers)
+                name, agent = ("tagger", me) if me < config.num_taggers else ("runner", me - config.num_taggers)
                 shown = "final_observation" if over[env] else "observation"
                 seen = getattr(out.groups[name], shown)[env, agent].numpy()
                 expected = (
@@ -213,12 +215,12 @@ def test_the_square_equals_its_reference(settings):
 
 
 def test_starts_are_random_or_fixed():
-    free = TagContinuous(8, config=TagContinuous.Config(taggers=2, runners=3, max_steps=4))
+    free = TagContinuous(8, config=TagContinuous.Config(num_taggers=2, num_runners=3, max_steps=4))
     free.reset(1)
     assert len(free.store.position.flatten(1).unique(dim=0)) == 8
     quarters = free.store.motion[..., 1] / (np.pi / 2)
     torch.testing.assert_close(quarters, quarters.round())
-    fixed = TagContinuous(8, config=TagContinuous.Config(taggers=2, runners=3, max_steps=4, fixed_start=True))
+    fixed = TagContinuous(8, config=TagContinuous.Config(num_taggers=2, num_runners=3, max_steps=4, fixed_start=True))
     fixed.reset(1)
     start = fixed.store.position.clone()
     assert len(start.flatten(1).unique(dim=0)) == 1
@@ -231,8 +233,8 @@ def test_starts_are_random_or_fixed():
 
 @pytest.mark.parametrize("cls", [TagGrid, TagContinuous])
 def test_an_env_does_not_depend_on_its_batch(cls):
-    sizes = dict(taggers=3, size=5, max_steps=7)
-    config = cls.Config(**sizes, random_start=True) if cls is TagGrid else cls.Config(**sizes, runners=5)
+    sizes = dict(num_taggers=3, size=5, max_steps=7)
+    config = cls.Config(**sizes, random_start=True) if cls is TagGrid else cls.Config(**sizes, num_runners=5)
     small, large = cls(3, config=config), cls(50, config=config)
     small.reset(4)
     large.reset(4)
@@ -247,23 +249,28 @@ def test_an_env_does_not_depend_on_its_batch(cls):
 
 def test_memory_is_linear_in_the_number_of_agents():
     """No array of an env grows with the square of the number of agents."""
-    bytes_of = {n: TagContinuous(1, config=TagContinuous.Config(runners=n)).bytes_per_env for n in (100, 1000, 2000)}
+    bytes_of = {
+        n: TagContinuous(1, config=TagContinuous.Config(num_runners=n)).bytes_per_env for n in (100, 1000, 2000)
+    }
     per_agent = (bytes_of[2000] - bytes_of[1000]) / 1000
     assert per_agent == pytest.approx((bytes_of[1000] - bytes_of[100]) / 900, rel=0.01)
-    partial = {n: TagGrid(1, config=TagGrid.Config(taggers=n, full=False)).bytes_per_env for n in (1000, 2000)}
+    partial = {
+        n: TagGrid(1, config=TagGrid.Config(num_taggers=n, full_observation=False)).bytes_per_env for n in (1000, 2000)
+    }
     assert partial[2000] < 2.1 * partial[1000]
 
 
 @pytest.mark.parametrize(
-    ("cls", "settings", "named"),
+    ("cls", "settings", "message"),
     [
-        (TagGrid, dict(taggers=0), "taggers"),
-        (TagGrid, dict(size=0), "size"),
-        (TagContinuous, dict(runners=0), "runners"),
-        (TagContinuous, dict(neighbors=17), "neighbors"),
-        (TagContinuous, dict(max_speed=0.0), "max-speed"),
+        (TagGrid, dict(num_taggers=0), "--world.num-taggers must be between 1 and 1048575, got 0"),
+        (TagGrid, dict(num_taggers=2**20), "--world.num-taggers must be between 1 and 1048575"),
+        (TagGrid, dict(size=0), "--world.size must be at least 1, got 0"),
+        (TagContinuous, dict(num_runners=0), "--world.num-runners must be at least 1, got 0"),
+        (TagContinuous, dict(num_neighbors=17), "--world.num-neighbors must be between 1 and 16, got 17"),
+        (TagContinuous, dict(max_speed=0), "--world.max-speed must be above 0, got 0.0"),
     ],
 )
-def test_bad_settings_are_named(cls, settings, named):
-    with pytest.raises(ShoalError, match=named):
-        cls.Config(**settings)
+def test_settings_out_of_bounds_are_refused(cls, settings, message):
+    with pytest.raises(ShoalError, match=message):
+        cls(4, config=cls.Config(**settings))
