@@ -171,7 +171,7 @@ def _eval(words: list[str]) -> int:
         for old in () if options.maps_dir else maps_dir.glob("*.png"):  # of another evaluation
             with writing(old):
                 old.unlink()
-    found = run.evaluate(options.episodes, options.seed, options.samples_actions, maps)
+    found = run.evaluate(options.episodes, options.seed, options.stochastic_actions, maps)
     lines = found.lines()
     try:
         if options.out:
@@ -191,7 +191,7 @@ def _record(words: list[str]) -> int:
     from shoal.view.video import record
 
     size = options.envs, options.steps, options.fps
-    print(record(_load(options), options.out, *size, options.seed, options.samples_actions))
+    print(record(_load(options), options.out, *size, options.seed, options.stochastic_actions))
     return 0
 
 
@@ -270,7 +270,7 @@ def _scene_render(words: list[str]) -> int:
     size, device = parse_size(options.size), pick_device(options.device)
     packed = prepare(options.scene, options.up, options.scale, device, options.strict)
     sheet = draw_sheet(
-        packed, options.views, size, light=options.light, fov=options.hfov, seed=options.seed, device=device
+        packed, options.views, size, light=options.light, hfov=options.hfov, seed=options.seed, device=device
     )
     print(save_sheet(sheet, options.out))
     return 0

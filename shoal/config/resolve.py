@@ -70,8 +70,8 @@ def tuned(world: Any, algo: str, device: str) -> tuple[dict[str, Any], dict[str,
     kind = "gpu" if device.startswith("cuda") else "cpu"
     found: dict[str, Any] = {}
     learner = LEARNERS[algo][0]
-    own = [section for name in (learner.like, algo) if name for section in (name, f"{name}_{kind}")]
-    for section in ("common", kind, learner.run, *own):
+    own = [section for name in (learner.presets_of, algo) if name for section in (name, f"{name}_{kind}")]
+    for section in ("common", kind, learner.run_defaults, *own):
         found.update(world.settings.get(section, {}) if isinstance(section, str) else section)
     learn_names = {f.name for f in fields(learner)}
     run = {k: v for k, v in found.items() if k in SECTION_OF}

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from shoal.core.errors import ShoalError
-from shoal.core.settings import MOST_THREADS, check_settings
+from shoal.core.settings import MAX_THREADS, check_settings
 
 own_flag = tyro.conf.arg(prefix_name=False)
 """Marks a setting whose flag has no prefix `world.`"""
@@ -63,7 +63,7 @@ class HostConfig:
         for name in ("num_workers", "desync_steps", "max_worker_restarts"):
             if getattr(self, name) < 0:
                 raise ShoalError(f"{_flag(name)} must not be negative, got {getattr(self, name)}.")
-        for name, most in (("num_workers", MOST_THREADS), ("num_env_slices", MAX_ENV_SLICES)):
+        for name, most in (("num_workers", MAX_THREADS), ("num_env_slices", MAX_ENV_SLICES)):
             if getattr(self, name) > most:
                 raise ShoalError(f"{_flag(name)} must be at most {most}, got {getattr(self, name)}.")
         if self.num_env_slices < 2:

@@ -74,7 +74,7 @@ def add_store_finals(
     lanes = _threads_per_frame(plan, arrays[0])
     inputs = [lanes, envs, agents, ring.shape[0], wp.from_torch(num_new), wp.from_torch(count), *arrays]
     threads = slots * envs * agents * lanes
-    plan.add_kernel(keep_kernel(WORDS[size][1]), threads, inputs, unit=_frames_per_core(arrays[0]), block=BLOCK)
+    plan.add_kernel(store_kernel(WORDS[size][1]), threads, inputs, unit=_frames_per_core(arrays[0]), block=BLOCK)
 
 
 def _threads_per_frame(plan: Plan, frames: wp.array) -> int:
@@ -117,7 +117,7 @@ def gather_kernel(word: Any) -> Any:
 
 
 @cache
-def keep_kernel(word: Any) -> Any:
+def store_kernel(word: Any) -> Any:
     """The kernel of `add_store_finals` for one word type."""
 
     @no_type_check

@@ -38,11 +38,11 @@ def enter_elsewhere(
     num_agents: int,
     row: wp.array2d(dtype=int),
     present: wp.array2d(dtype=wp.bool),
-    choice: wp.array(dtype=int),
+    active_rows: wp.array(dtype=int),
 ):
     """A replacement of `enter_scene` that does not reset the path."""
     for k in range(num_agents):
-        row[env, k] = choice[0]
+        row[env, k] = active_rows[0]
         present[env, k] = True
 
 
@@ -89,7 +89,7 @@ def test_flee_rewards_the_distance_from_the_start(make):
 
 
 def test_explore_rewards_each_cell_once(make):
-    """A NumPy twin: cells of 1 m in the frame of the start, counted as a set."""
+    """A NumPy reference: cells of 1 m in the frame of the start, counted as a set."""
     world = make(Explore, ExploreConfig)
     start, yaw = world.store.start[:, 0].clone(), world.store.start_yaw[:, 0].clone()
     seen = [{(0, 0)} for _ in range(4)]
