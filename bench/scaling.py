@@ -73,7 +73,7 @@ class Links:
     latency_between: float
 
     def seconds(self, count: int, size: float) -> float:
-        """How long a sum of so many bytes over so many processes takes."""
+        """Seconds for a sum of `size` bytes over `count` processes."""
         if count == 1:
             return 0.0
         within = count <= self.together
@@ -138,11 +138,11 @@ CHECKED = dict(
 """Without graphs: sums through the host cannot be part of one, and one process alone is to do the same."""
 WORLD, BLOCKS, ITERATIONS = "cartpole", 6, 8
 ENVS = {"cpu": 2048, "cuda": 2**17}
-"""Per process; on a GPU so many that it is busy all the time."""
+"""Per process; enough to keep a GPU busy."""
 
 
 def checked(device: str, count: int) -> Job:
-    """What so many processes train."""
+    """The job of `count` processes."""
     return make_job(WORLD, **CHECKED, device=device, num_envs=ENVS[device] * count, total_steps=10**9, eval_episodes=0)
 
 
@@ -209,7 +209,7 @@ def _work(device: str, rank: int, count: int, store: str, answers: Any) -> None:
 
 
 def _measured(device: str, count: int) -> dict[str, float]:
-    """What the first of so many processes finds."""
+    """Measurements of the first of `count` processes."""
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
     with TemporaryFolder("scaling") as folder:
@@ -224,7 +224,7 @@ def _measured(device: str, count: int) -> dict[str, float]:
 
 
 def check(device: str, counts: list[int]) -> list[dict[str, Any]]:
-    """One process and several, each with as many envs, on a core of its own or sharing a GPU, beside the formula."""
+    """One process and several, each with as many envs, on separate cores or sharing a GPU, beside the formula."""
     alone = _measured(device, 1)["seconds"]
     steps = ENVS[device] * CHECKED["rollout_steps"]
 

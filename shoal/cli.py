@@ -75,7 +75,7 @@ def _run(words: list[str]) -> int:
         with UserCode(f"`shoal {words[0]}` failed"):
             return COMMANDS[words[0]](words[1:])
     except ShoalError as error:
-        if not _told_by_another(error):
+        if not _is_reported_elsewhere(error):
             print(f"shoal: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
@@ -142,8 +142,8 @@ def _to_the_end(train: Callable) -> int:
     return 0
 
 
-def _told_by_another(error: Exception) -> bool:
-    """Whether another process says the same: what is wrong with the command line, or what the leader has told."""
+def _is_reported_elsewhere(error: Exception) -> bool:
+    """Whether another process reports the same error: of the command line, or of the leader."""
     if "RANK" not in os.environ and "SLURM_PROCID" not in os.environ:
         return False
     import torch.distributed as dist

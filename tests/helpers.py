@@ -201,7 +201,7 @@ def advantage_reference(
     final_alive = flags(rollout.final_alive, steps)
     advantage = np.zeros_like(reward)
     for n in range(envs):
-        only_cut = truncated[:, n] & ~terminated[:, n]
+        only_truncated = truncated[:, n] & ~terminated[:, n]
         for a in range(agents):
             for first in np.flatnonzero(alive[:-1, n, a] & is_decision_step[:-1, n, a]):
                 t, weight, over = first, 1.0, False
@@ -211,8 +211,8 @@ def advantage_reference(
                         gain += discount * reward[u, n, a]
                         discount *= gamma
                         ended = terminated[u, n] or truncated[u, n]
-                        if only_cut[u]:
-                            slot = only_cut[:u].sum()
+                        if only_truncated[u]:
+                            slot = only_truncated[:u].sum()
                             tail, over = final_value[slot, n, a] * final_alive[slot, n, a], True
                         elif ended or not alive[u + 1, n, a]:
                             tail, over = 0.0, True

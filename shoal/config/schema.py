@@ -82,7 +82,7 @@ class HardwareConfig:
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """Who waits for whom: acting, learning and processes."""
+    """Schedule of acting, learning and processes."""
 
     asynchronous: bool = False
     """Act and learn at the same time; the acting policy is then some updates old."""

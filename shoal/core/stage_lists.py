@@ -84,8 +84,11 @@ class StageLists:
         return Call(function, g.agents if "agent" in parameters else 0, when, names, no_barrier_group)
 
     def _next_decision(self, g: Group, when: str) -> Call:
-        names = {"every": f"{g.name}_every", "is_decision_step": self._names[g.name, "is_decision_step"]}
-        return Call(stages.set_acting, g.agents, when, names)
+        names = {
+            "action_interval": f"{g.name}_action_interval",
+            "is_decision_step": self._names[g.name, "is_decision_step"],
+        }
+        return Call(stages.set_decision_step, g.agents, when, names)
 
 
 def _hold_function(g: Group) -> Any:

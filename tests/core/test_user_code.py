@@ -324,7 +324,7 @@ def test_mistakes_after_training_are_one_sentence_too(tmp_path, capfd):
     assert capfd.readouterr().err == says
 
 
-def test_the_exception_is_the_cause_and_the_place_is_the_users():
+def test_the_exception_is_the_cause_and_the_location_is_the_users():
     with pytest.raises(UserCodeError) as caught, UserCode("It failed"):
         invert()
     assert str(caught.value).startswith("It failed: LinAlgError: ")

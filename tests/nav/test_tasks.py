@@ -384,19 +384,19 @@ def test_preloaded_scenes_are_those_loaded(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("playing", "told"),
+    ("playing", "message"),
     [
         (dict(eval_scenes="{0}/wall.obj"), "no walkable floor"),
         (dict(eval_episode_files="{0}/none"), "There is no file or folder"),
     ],
 )
-def test_impossible_evaluations_are_refused_before_training(tmp_path, monkeypatch, playing, told):
+def test_impossible_evaluations_are_refused_before_training(tmp_path, monkeypatch, playing, message):
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
     scene = write_obj(tmp_path / "room.obj", room((5.0, 5.0)))
     write_obj(tmp_path / "wall.obj", room((0.2, 5.0)))
     config = dict(scenes=scene, up="z", scenes_in_memory=1, goals_per_scene=4, image_size=SIZE)
     config |= {name: path.format(tmp_path) for name, path in playing.items()}
-    with pytest.raises(ShoalError, match=told):
+    with pytest.raises(ShoalError, match=message):
         shoal.train(
             "pointnav", device="cpu", num_envs=8, total_steps=10_000, eval_episodes=2, quiet=True,
             run_dir=tmp_path / "run", world_config=config,

@@ -192,7 +192,7 @@ def test_a_good_world_passes():
         (RaisesWhenSmall, "batch size: in a batch of 2, at step 1, it raised IndexError: "),
     ],
 )
-def test_a_mistake_is_named_with_its_place(world, expected):
+def test_a_mistake_is_named_with_its_location(world, expected):
     failures = lines(world, "FAIL")
     assert any(text.startswith(expected) for text in failures), failures
 

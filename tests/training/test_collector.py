@@ -62,9 +62,9 @@ def test_rollouts_equal_a_reference_that_takes_their_actions(steps):
     cuts = 0
     for i, kept in enumerate(found["final"]):
         span = slice(i * steps, (i + 1) * steps)
-        only_cut = reference.truncated[span] & ~reference.terminated[span]
+        only_truncated = reference.truncated[span] & ~reference.terminated[span]
         for env in range(6):
-            expected = reference.final[span][only_cut[:, env], env]
+            expected = reference.final[span][only_truncated[:, env], env]
             np.testing.assert_array_equal(kept[: len(expected), env, 0], expected)
             cuts += len(expected)
     assert cuts > 5
@@ -204,9 +204,9 @@ def test_stacks_equal_a_reference_that_keeps_its_own(stack, steps, wrap, make_re
     cuts = 0
     for i, slots in enumerate(kept):
         span = slice(i * steps, (i + 1) * steps)
-        only_cut = reference.truncated[span] & ~reference.terminated[span]
+        only_truncated = reference.truncated[span] & ~reference.terminated[span]
         for env in range(6):
-            final = reference.final[span][only_cut[:, env], env]
+            final = reference.final[span][only_truncated[:, env], env]
             np.testing.assert_array_equal(slots[: len(final), env], final)
             cuts += len(final)
     assert cuts > 5
