@@ -62,7 +62,7 @@ class Links:
     """What processes are joined by."""
 
     name: str
-    together: int
+    per_machine: int
     """Processes of one machine."""
     inside: float
     """Bytes per second between processes of a machine."""
@@ -76,11 +76,11 @@ class Links:
         """Seconds for a sum of `size` bytes over `count` processes."""
         if count == 1:
             return 0.0
-        within = count <= self.together
+        within = count <= self.per_machine
         bandwidth = self.inside if within else min(self.inside, self.between)
-        hops = 2 * math.ceil(math.log2(min(count, self.together))) * self.latency_inside
+        hops = 2 * math.ceil(math.log2(min(count, self.per_machine))) * self.latency_inside
         if not within:
-            hops += 2 * math.ceil(math.log2(count / self.together)) * self.latency_between
+            hops += 2 * math.ceil(math.log2(count / self.per_machine)) * self.latency_between
         return 2 * (count - 1) / count * size / bandwidth + hops
 
 
@@ -261,7 +261,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=1, help="gradients averaged in it (default: 1)")
     parser.add_argument("--gradient", type=float, default=1e5, help="bytes of one (default: 1e5)")
     parser.add_argument("--others", type=int, default=6, help="other sums over all processes in it (default: 6)")
-    parser.add_argument("--together", type=int, default=8, help="processes of a machine (default: 8)")
+    parser.add_argument("--per-machine", type=int, default=8, help="processes of a machine (default: 8)")
     parser.add_argument("--inside", type=float, default=300e9, help="bytes/s within a machine (default: 300e9)")
     parser.add_argument("--between", type=float, default=300e9, help="bytes/s between machines (default: 300e9)")
     parser.add_argument(
@@ -284,7 +284,7 @@ def main() -> None:
         if options.iteration is not None:
             o = options
             trainings = [Training("yours", o.iteration, o.steps or 1, o.updates, o.gradient, o.others)]
-            links = [Links("as given", o.together, o.inside, o.between, *o.latency)]
+            links = [Links("as given", o.per_machine, o.inside, o.between, *o.latency)]
         rows = [predict(training, link, count) for training in trainings for link in links for count in COUNTS]
         show(rows)
     if options.out:

@@ -102,12 +102,12 @@ def gather_kernel(word: Any) -> Any:
         out: wp.array2d(dtype=word),
     ):
         i = first + wp.tid()
-        place = (i // lanes) % stack
+        frame = (i // lanes) % stack
         sample = i // (lanes * stack)
         size = frames.shape[1]
-        row = source[sample, place]
+        row = source[sample, frame]
         for w in range(i % lanes, size, lanes):
-            at = place * size + w
+            at = frame * size + w
             if row >= 0:
                 out[sample, at] = frames[row, w]
             else:
@@ -121,7 +121,7 @@ def store_kernel(word: Any) -> Any:
     """The kernel of `add_store_finals` for one word type."""
 
     @no_type_check
-    def keep(
+    def store(
         first: int,
         lanes: int,
         envs: int,
@@ -138,8 +138,8 @@ def store_kernel(word: Any) -> Any:
         env = (row // agents) % envs
         slot = row // (agents * envs)
         if slot < num_new[env]:
-            place = (count[env] - num_new[env] + slot) % capacity
+            cell = (count[env] - num_new[env] + slot) % capacity
             for w in range(i % lanes, finals.shape[1], lanes):
-                ring[(place * envs + env) * agents + agent, w] = finals[row, w]
+                ring[(cell * envs + env) * agents + agent, w] = finals[row, w]
 
-    return wp.kernel(keep, module="unique", module_options={"enable_backward": False})
+    return wp.kernel(store, module="unique", module_options={"enable_backward": False})
