@@ -159,9 +159,8 @@ class Shark(KernelWorld):
     @staticmethod
     def groups(config):
         spaces = dict(observation=Box(6 * NEAREST + 4), action=Discrete(3))
-        return Group("fish", agents=config.fish, can_leave=True, **spaces), Group(
-            "shark", agents=config.sharks, **spaces
-        )
+        fish = Group("fish", agents=config.fish, can_leave=True, **spaces)
+        return fish, Group("shark", agents=config.sharks, **spaces)
 
     step = [ForGroup("fish", swim), ForGroup("shark", swim), bite]
     reset = [ForGroup("fish", start_fish), ForGroup("shark", start_sharks), start_count]

@@ -43,7 +43,7 @@ def trainer(preemption=None, schedule="lockstep", name="Walk", kwargs=None, back
     default = dict(num_envs=ENVS, rollout_steps=STEPS, total_steps=10_000, num_minibatches=1, epochs=1, device="cpu")
     if settings.get("algo", "ppo") != "ppo":
         del default["num_minibatches"], default["epochs"]
-    default["cut_short"] = 0.5
+    default["sync_frac"] = 0.5
     made = Trainer(make_job(name if ":" in name else f"{HERE}:{name}", world_config=host, **default | settings))
     collector: Any = made.collector
     collector.preemption, run = preemption or collector.preemption, collector._run_schedule
@@ -118,7 +118,9 @@ def test_a_preempted_rollout_is_the_beginning_of_a_whole_one(schedule, kind, mon
                         assert torch.equal(
                             rows(getattr(a, field), STEPS, 1, envs), rows(getattr(other, field), row, 1, envs)
                         )
-                torch.testing.assert_close(rows(a.state, 1, 1, envs), rows(c.state, 1, 1, envs), rtol=1e-4, atol=1e-5)
+                torch.testing.assert_close(
+                    rows(a.rnn_state, 1, 1, envs), rows(c.rnn_state, 1, 1, envs), rtol=1e-4, atol=1e-5
+                )
         for each in (preempted, *short.values()):
             for learner in each.learners.values():
                 learner._prepare()

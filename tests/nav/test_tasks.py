@@ -339,7 +339,7 @@ def test_desynchronized_envs_end_at_different_steps(make):
     stats = world.statistics()
     assert torch.equal(stats.length_sum, first + 1 + 30)
     assert ends.unfold(0, world.time_limit, 1).sum(-1).max() == 1  # so a rollout needs one final observation per env
-    assert not Flee.playing(world.config).desync_episodes
+    assert not Flee.for_evaluation(world.config).desync_episodes
 
 
 def test_a_shorter_time_limit_keeps_envs_desynchronized(make):

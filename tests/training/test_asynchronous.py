@@ -334,7 +334,7 @@ def test_a_mailbox_delivers_what_was_put():
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
-        (["--max-policy-lag", "-1"], "--max-policy-lag must not be negative"),
+        (["--max-policy-lag", "-1"], "--max-policy-lag must be at least 0"),
         (["--learner-device", "cpu"], "--learner-device is for training with --asynchronous"),
         (["--algo", "appo", "--rho-clip", "0"], "--rho-clip must be above 0"),
         (["--algo", "appo", "--learner-device", "cuda:9"], "--learner-device cuda:9"),

@@ -350,7 +350,7 @@ def test_launch_info_of_a_slurm_job(monkeypatch):
     ("settings", "answer"),
     [
         (dict(processes=3), "multiple of 3"),
-        (dict(processes=0), "processes must be at least 1"),
+        (dict(processes=0), "processes must be between 1 and 4096"),
         (dict(processes=2, num_envs=2, rollout_steps=3, num_minibatches=2), "Each of 2 processes has 3 samples"),
         (dict(processes=2, algo="dqn", batch_size=33), "batch-size that is a multiple of 2"),
         (dict(gpus=2), "torch sees 0 GPU"),

@@ -263,13 +263,13 @@ def test_places_may_be_vectors_of_all_groups():
         Layout2D(size=1.0, x="at", y="at[2]").find({"at": at}, Ditch.groups)
 
 
-def test_places_that_name_nothing_are_refused():
-    for places, message in (
+def test_layouts_that_name_nothing_are_refused():
+    for layout, message in (
         (Layout2D(size="sise"), "setting for the size of the layout: 'sise'; did you mean 'size'"),
         (Layout2D(size=10.0, x="{group}_u"), "array for x of walker: 'walker_u'"),
         (Layout2D(size=10.0, heading="{group}_way"), "array for heading of walker: 'walker_way'"),
         (Layout2D(size=10.0, y="step_count"), "one number of 'step_count' per agent of 'walker'"),
     ):
-        Wrong = type("Wrong", (Ditch,), dict(places=places))
+        Wrong = type("Wrong", (Ditch,), dict(layout=layout))
         with pytest.raises(ShoalError, match=message):
             Wrong(1)
