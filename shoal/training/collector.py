@@ -207,7 +207,7 @@ class Collector:
         """Policy -> int32 [N, A]: the first step at which an agent's mask allowed nothing; -1: none."""
         self._empty_mask_plans = [self._empty_mask_plan(name, first) for name, first in self._empty_masks.items()]
         self._rows = [self._row(t) for t in range(steps)]
-        self._store_final = self._final_plans_per_step()
+        self._final_plans_by_step = self._plan_finals()
         self._act = torch.compile(self._act_eager, dynamic=False) if compiled else self._act_eager
         self._fused = self._fuse() if compiled and bf16 and device.type == "cuda" else {}
         for name, policy in policies.items():
@@ -250,7 +250,7 @@ class Collector:
                 chosen = self._choose(name, t)
                 actions.update({group: chosen[:, agents] for group, agents in slots.items()})
             self.world.step(actions, into=self._rows[t])
-            for plan in self._store_final[t]:
+            for plan in self._final_plans_by_step[t]:
                 plan()
             for rollout in self.rollouts.values():
                 rollout.update_ages(t)
@@ -373,7 +373,7 @@ class Collector:
         flags = next(iter(self.rollouts.values()))
         return Outputs(flags.terminated[t], flags.truncated[t], groups)
 
-    def _final_plans_per_step(self) -> list[list[Plan]]:
+    def _plan_finals(self) -> list[list[Plan]]:
         """Plans by step that store the final observations of truncated episodes."""
         return [[plan for name in self.rollouts for plan in self._final_plans(name, t)] for t in range(self.steps)]
 

@@ -40,7 +40,7 @@ class RowCollector(Collector):
         self._num_final = np.zeros(self.world.num_envs, dtype=np.int64)
         """[N]: final observations that each env has stored in this rollout."""
 
-    def _final_plans_per_step(self) -> list:
+    def _plan_finals(self) -> list:
         """Nothing: the host knows which episodes were truncated, and stores their final observations alone."""
         return []
 
