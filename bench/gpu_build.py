@@ -334,7 +334,7 @@ def main() -> int:
     parser.add_argument("--changed", action="store_true", help="compile what differs from bench/gpu_hashes.json")
     parser.add_argument("--update", action="store_true", help="write bench/gpu_hashes.json")
     parser.add_argument("--list", action="store_true", help="the kernels")
-    parser.add_argument("--lenient", action="store_true", help="leave out worlds that cannot be made")
+    parser.add_argument("--lenient", action="store_true", help="leave out worlds that cannot be built")
     options = parser.parse_args()
     if options.changed:
         failures = build_changed(options.workers)

@@ -4,7 +4,7 @@
     python bench/gpu_check.py 2         one part: at most nine minutes
     python bench/gpu_check.py --list    the parts
 
-Every row runs in a process of its own. The JSON lines go to build/gpu_check_PART.jsonl, for bench/results/; the table
+Every row runs in a new process. The JSON lines go to build/gpu_check_PART.jsonl, for bench/results/; the table
 that is printed compares them with an NVIDIA H200. The exit code is 1 if tests or rows fail, 2 without a GPU; speeds do
 not change it.
 """
@@ -122,8 +122,8 @@ def run_part(part: int) -> bool:
     deadline = time.monotonic() + SECONDS
     print(f"Part {part}: {program}", flush=True)
     if program == "tests":
-        good, told = run_tests(deadline)
-        print(told, flush=True)
+        good, summary = run_tests(deadline)
+        print(summary, flush=True)
         return good
     print("| row | per second | H200 | ratio | device |\n|---|---|---|---|---|", flush=True)
     rows, good = [], True

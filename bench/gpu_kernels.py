@@ -52,7 +52,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
 
 DEPTH, HALF, BYTES = {"depth": torch.float32}, torch.float16, torch.uint8
 LABELS = {"semantic": torch.int32, "instance": torch.int32}
-RECIPES: dict[str, tuple[int, dict[str, torch.dtype], dict[str, bool]]] = {
+RENDER_VARIANTS: dict[str, tuple[int, dict[str, torch.dtype], dict[str, bool]]] = {
     # name: pixels a side, outputs, options that are not the default
     "nav-depth": (64, {"depth": HALF}, {}),
     "nav-depth-masked": (64, {"depth": HALF}, dict(masked=True)),
@@ -100,7 +100,7 @@ class Unit:
 
 
 def all_units(lenient: bool = False) -> dict[str, Unit]:
-    """All kernels of Warp, by name. With `lenient`, worlds that cannot be made are left out with a message."""
+    """All kernels of Warp, by name. With `lenient`, worlds that cannot be built are left out with a message."""
     init_warp()
     units = {unit.name: unit for unit in [*launched_units(), *world_units(lenient)]}
     return dict(sorted(units.items()))
@@ -264,15 +264,15 @@ def _words(module: ModuleType) -> dict[str, tuple[Any, ...]]:
     return {warp_type.__name__: (warp_type,) for _, warp_type in module.WORDS.values()}
 
 
-def _recipes(module: ModuleType) -> dict[str, tuple[Any, ...]]:
+def _render_variants(module: ModuleType) -> dict[str, tuple[Any, ...]]:
     usual = dict(light=True, movers=False, masked=False)
     return {
-        name: (module.Recipe(side, side, tuple(sorted(outputs.items())), **(usual | options)),)
-        for name, (side, outputs, options) in RECIPES.items()
+        name: (module.KernelVariant(side, side, tuple(sorted(outputs.items())), **(usual | options)),)
+        for name, (side, outputs, options) in RENDER_VARIANTS.items()
     }
 
 
-FACTORIES = {"gather_kernel": _words, "keep_kernel": _words, "render_kernel": _recipes}
+FACTORIES = {"gather_kernel": _words, "store_kernel": _words, "render_kernel": _render_variants}
 """Function that makes a kernel -> its arguments, by name, from its module."""
 
 

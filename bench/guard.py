@@ -59,7 +59,7 @@ PYTHON_DATA = "tensor as_tensor asarray new_tensor from_numpy frombuffer lift_fr
 
 FACTORIES = "zeros ones full empty arange linspace logspace eye rand randn randint randperm scalar_tensor tril_indices"
 FACTORIES = {getattr(torch, name) for name in FACTORIES.split()}
-"""Functions that make a tensor on the CPU unless told otherwise."""
+"""Functions that make a tensor on the CPU by default."""
 
 LIBRARIES = tuple(str(Path(str(module.__file__)).parent) + os.sep for module in (torch, wp, np))
 OUTSIDE = (*LIBRARIES, __file__, contextlib.__file__, str(graph.__file__), "<")

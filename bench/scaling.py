@@ -62,7 +62,7 @@ class Links:
     """What processes are joined by."""
 
     name: str
-    together: int
+    per_machine: int
     """Processes of one machine."""
     inside: float
     """Bytes per second between processes of a machine."""
@@ -73,14 +73,14 @@ class Links:
     latency_between: float
 
     def seconds(self, count: int, size: float) -> float:
-        """How long a sum of so many bytes over so many processes takes."""
+        """Seconds for a sum of `size` bytes over `count` processes."""
         if count == 1:
             return 0.0
-        within = count <= self.together
+        within = count <= self.per_machine
         bandwidth = self.inside if within else min(self.inside, self.between)
-        hops = 2 * math.ceil(math.log2(min(count, self.together))) * self.latency_inside
+        hops = 2 * math.ceil(math.log2(min(count, self.per_machine))) * self.latency_inside
         if not within:
-            hops += 2 * math.ceil(math.log2(count / self.together)) * self.latency_between
+            hops += 2 * math.ceil(math.log2(count / self.per_machine)) * self.latency_between
         return 2 * (count - 1) / count * size / bandwidth + hops
 
 
@@ -138,11 +138,11 @@ CHECKED = dict(
 """Without graphs: sums through the host cannot be part of one, and one process alone is to do the same."""
 WORLD, BLOCKS, ITERATIONS = "cartpole", 6, 8
 ENVS = {"cpu": 2048, "cuda": 2**17}
-"""Per process; on a GPU so many that it is busy all the time."""
+"""Per process; enough to keep a GPU busy."""
 
 
 def checked(device: str, count: int) -> Job:
-    """What so many processes train."""
+    """The job of `count` processes."""
     return make_job(WORLD, **CHECKED, device=device, num_envs=ENVS[device] * count, total_steps=10**9, eval_episodes=0)
 
 
@@ -209,7 +209,7 @@ def _work(device: str, rank: int, count: int, store: str, answers: Any) -> None:
 
 
 def _measured(device: str, count: int) -> dict[str, float]:
-    """What the first of so many processes finds."""
+    """Measurements of the first of `count` processes."""
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
     with TemporaryFolder("scaling") as folder:
@@ -224,7 +224,7 @@ def _measured(device: str, count: int) -> dict[str, float]:
 
 
 def check(device: str, counts: list[int]) -> list[dict[str, Any]]:
-    """One process and several, each with as many envs, on a core of its own or sharing a GPU, beside the formula."""
+    """One process and several, each with as many envs, on separate cores or sharing a GPU, beside the formula."""
     alone = _measured(device, 1)["seconds"]
     steps = ENVS[device] * CHECKED["rollout_steps"]
 
@@ -261,7 +261,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=1, help="gradients averaged in it (default: 1)")
     parser.add_argument("--gradient", type=float, default=1e5, help="bytes of one (default: 1e5)")
     parser.add_argument("--others", type=int, default=6, help="other sums over all processes in it (default: 6)")
-    parser.add_argument("--together", type=int, default=8, help="processes of a machine (default: 8)")
+    parser.add_argument("--per-machine", type=int, default=8, help="processes of a machine (default: 8)")
     parser.add_argument("--inside", type=float, default=300e9, help="bytes/s within a machine (default: 300e9)")
     parser.add_argument("--between", type=float, default=300e9, help="bytes/s between machines (default: 300e9)")
     parser.add_argument(
@@ -284,7 +284,7 @@ def main() -> None:
         if options.iteration is not None:
             o = options
             trainings = [Training("yours", o.iteration, o.steps or 1, o.updates, o.gradient, o.others)]
-            links = [Links("as given", o.together, o.inside, o.between, *o.latency)]
+            links = [Links("as given", o.per_machine, o.inside, o.between, *o.latency)]
         rows = [predict(training, link, count) for training in trainings for link in links for count in COUNTS]
         show(rows)
     if options.out:

@@ -87,9 +87,9 @@ def curve_over_agents(seconds, device, out):
         for envs in (10, 1000, 100_000, 100, 10_000):
             config = dict(num_taggers=agents - 1, full_observation=False, **BOARD)
             job = job_of("tag-grid", dict(num_envs=envs, **GRID_A2C), config, device)
-            told = estimate(job)
-            if envs > told.fits:
-                row = dict(bench="full", world="tag-grid", num_envs=envs, agents_per_env=agents, fits=told.fits)
+            costs = estimate(job)
+            if envs > costs.fits:
+                row = dict(bench="full", world="tag-grid", num_envs=envs, agents_per_env=agents, fits=costs.fits)
             else:
                 try:
                     row = bench.bench_training(job, seconds)

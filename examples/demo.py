@@ -30,8 +30,8 @@ def main(**settings) -> None:
         score = shoal.load_run(run.path, random=random).evaluate(episodes=50).reports["tagged"]
         print(f"  {label:34} {score.mean:5.1f}")
     curve = plot_runs([run.path])
-    video = record(run, steps=300, sample=True)
-    sheet = record(run, run.path / "videos" / "sheet.png", steps=30, sample=True)
+    video = record(run, steps=300, stochastic=True)
+    sheet = record(run, run.path / "videos" / "sheet.png", steps=30, stochastic=True)
     print(f"\n  learning curve  {curve}")
     print(f"  recording       {video}")
     print(f"  sixteen games   {sheet}")

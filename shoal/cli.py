@@ -75,7 +75,7 @@ def _run(words: list[str]) -> int:
         with UserCode(f"`shoal {words[0]}` failed"):
             return COMMANDS[words[0]](words[1:])
     except ShoalError as error:
-        if not _told_by_another(error):
+        if not _is_reported_elsewhere(error):
             print(f"shoal: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
@@ -142,8 +142,8 @@ def _to_the_end(train: Callable) -> int:
     return 0
 
 
-def _told_by_another(error: Exception) -> bool:
-    """Whether another process says the same: what is wrong with the command line, or what the leader has told."""
+def _is_reported_elsewhere(error: Exception) -> bool:
+    """Whether another process reports the same error: of the command line, or of the leader."""
     if "RANK" not in os.environ and "SLURM_PROCID" not in os.environ:
         return False
     import torch.distributed as dist
@@ -171,7 +171,7 @@ def _eval(words: list[str]) -> int:
         for old in () if options.maps_dir else maps_dir.glob("*.png"):  # of another evaluation
             with writing(old):
                 old.unlink()
-    found = run.evaluate(options.episodes, options.seed, options.samples_actions, maps)
+    found = run.evaluate(options.episodes, options.seed, options.stochastic_actions, maps)
     lines = found.lines()
     try:
         if options.out:
@@ -191,7 +191,7 @@ def _record(words: list[str]) -> int:
     from shoal.view.video import record
 
     size = options.envs, options.steps, options.fps
-    print(record(_load(options), options.out, *size, options.seed, options.samples_actions))
+    print(record(_load(options), options.out, *size, options.seed, options.stochastic_actions))
     return 0
 
 
@@ -270,7 +270,7 @@ def _scene_render(words: list[str]) -> int:
     size, device = parse_size(options.size), pick_device(options.device)
     packed = prepare(options.scene, options.up, options.scale, device, options.strict)
     sheet = draw_sheet(
-        packed, options.views, size, light=options.light, fov=options.hfov, seed=options.seed, device=device
+        packed, options.views, size, light=options.light, hfov=options.hfov, seed=options.seed, device=device
     )
     print(save_sheet(sheet, options.out))
     return 0

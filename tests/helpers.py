@@ -1,4 +1,4 @@
-"""Tiny worlds for tests, and their slow twins in plain Python."""
+"""Tiny worlds for tests, and their slow references in plain Python."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ class Counting(KernelWorld):
     step, reset, observe = count, count_from_zero, show_count
 
 
-class CountingTwin:
+class CountingReference:
     """One env of Counting, in plain Python."""
 
     def __init__(self, env_id: int, max_steps: int = 5):
@@ -78,7 +78,7 @@ class CountingTwin:
         return self.see(), self.clock + 10.0 * action, terminated, self.clock >= self.max_steps
 
 
-# --- playing worlds and twins ---------------------------------------------------------------------------------------
+# --- playing worlds and references ----------------------------------------------------------------------------------
 
 
 @dataclass
@@ -93,8 +93,8 @@ class Record:
     truncated: np.ndarray
 
 
-def play_twins(envs: list[Any], actions: np.ndarray) -> Record:
-    """Step single-env twins one by one; an env that ends restarts in the same step."""
+def play_references(envs: list[Any], actions: np.ndarray) -> Record:
+    """Step single-env references one by one; an env that ends restarts in the same step."""
     first = [env.reset() for env in envs]
     rows = []
     for row in actions:
@@ -186,7 +186,9 @@ def random_rollout(
     return rollout
 
 
-def advantage_twin(rollout: Rollout, value, final_value, gamma, gae_lambda, scale=1.0) -> tuple[np.ndarray, np.ndarray]:
+def advantage_reference(
+    rollout: Rollout, value, final_value, gamma, gae_lambda, scale=1.0
+) -> tuple[np.ndarray, np.ndarray]:
     """Each advantage as a sum over the errors of the choices that follow in the same life, one agent at a time."""
     reward = scale * rollout.reward.numpy().astype(np.float64)
     terminated, truncated = rollout.terminated.numpy(), rollout.truncated.numpy()
@@ -199,7 +201,7 @@ def advantage_twin(rollout: Rollout, value, final_value, gamma, gae_lambda, scal
     final_alive = flags(rollout.final_alive, steps)
     advantage = np.zeros_like(reward)
     for n in range(envs):
-        only_cut = truncated[:, n] & ~terminated[:, n]
+        only_truncated = truncated[:, n] & ~terminated[:, n]
         for a in range(agents):
             for first in np.flatnonzero(alive[:-1, n, a] & is_decision_step[:-1, n, a]):
                 t, weight, over = first, 1.0, False
@@ -209,8 +211,8 @@ def advantage_twin(rollout: Rollout, value, final_value, gamma, gae_lambda, scal
                         gain += discount * reward[u, n, a]
                         discount *= gamma
                         ended = terminated[u, n] or truncated[u, n]
-                        if only_cut[u]:
-                            slot = only_cut[:u].sum()
+                        if only_truncated[u]:
+                            slot = only_truncated[:u].sum()
                             tail, over = final_value[slot, n, a] * final_alive[slot, n, a], True
                         elif ended or not alive[u + 1, n, a]:
                             tail, over = 0.0, True

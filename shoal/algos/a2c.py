@@ -10,7 +10,7 @@ import torch
 
 from shoal.algos.policy_gradient import PolicyGradient, PolicyGradientConfig
 from shoal.core.errors import ShoalError
-from shoal.core.settings import MOST_THREADS, Bounds
+from shoal.core.settings import MAX_THREADS, Bounds
 from shoal.learn import losses
 from shoal.learn.learner import LearningRate
 
@@ -32,18 +32,18 @@ class IMPALAConfig(A2CConfig):
     vtrace: bool = True
     """Correct advantages and targets for policy lag with V-trace."""
 
-    like: ClassVar[str] = "a2c"
-    run: ClassVar[dict[str, Any]] = dict(asynchronous=True)
+    presets_of: ClassVar[str] = "a2c"
+    run_defaults: ClassVar[dict[str, Any]] = dict(asynchronous=True)
 
 
 @dataclass(frozen=True)
 class A3CConfig(A2CConfig):
     """Settings of A3C: A2C with asynchronous actor-learners that share parameters."""
 
-    actors: Annotated[int, Bounds(ge=1, le=MOST_THREADS)] = 4
+    actors: Annotated[int, Bounds(ge=1, le=MAX_THREADS)] = 4
     """Number of actor-learner threads; envs are split evenly."""
 
-    like: ClassVar[str] = "a2c"
+    presets_of: ClassVar[str] = "a2c"
 
     def check_rollout(self, steps: int, lanes: int, rnn: bool) -> None:
         if lanes % self.actors:

@@ -56,7 +56,7 @@ class DDPGConfig(OffPolicyConfig):
     target_entropy: float | None = None
     """Target entropy of a learned --temperature [nats] (none: minus the action dimension)."""
 
-    network: ClassVar[tuple[str, ...]] = ("critics", "stochastic", "exploration_noise", "temperature")
+    network_settings: ClassVar[tuple[str, ...]] = ("critics", "stochastic", "exploration_noise", "temperature")
 
     @property
     def drawn(self) -> int:
@@ -86,7 +86,7 @@ class TD3Config(DDPGConfig):
     target_policy_noise: NonNegativeFloat = 0.2
     """Standard deviation of the target policy noise, in units of half the action range."""
 
-    like: ClassVar[str] = "ddpg"
+    presets_of: ClassVar[str] = "ddpg"
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class SACConfig(DDPGConfig):
     stochastic: bool = True
     """Use a stochastic actor with an entropy bonus."""
 
-    like: ClassVar[str] = "ddpg"
+    presets_of: ClassVar[str] = "ddpg"
 
 
 class ContinuousQ(OffPolicy):
@@ -173,13 +173,13 @@ class ContinuousQ(OffPolicy):
                 next_value = self.target.q_values(sample.next_observation, action).amin(dim=0)
             target = sample.reward + sample.discount * (next_value - self._temperature() * log_prob)
         with self._autocast():
-            worth = self.policy.q_values(sample.observation, sample.action)
-        error = worth - target
+            q_values = self.policy.q_values(sample.observation, sample.action)
+        error = q_values - target
         abs_error = error.detach().abs().mean(dim=0)
         return dict(
             loss=(sample.weight * 0.5 * error.square()).sum(dim=0).mean(),
             error=abs_error,
-            q_value=worth.detach().mean(),
+            q_value=q_values.detach().mean(),
             td_error=abs_error.mean(),
         )
 
@@ -207,10 +207,10 @@ class ContinuousQ(OffPolicy):
         else:
             action, log_prob = torch.tanh(params), torch.zeros_like(sample.reward)
         with self._autocast():
-            worth = self.policy.q_values(sample.observation, action).amin(dim=0)
+            q_values = self.policy.q_values(sample.observation, action).amin(dim=0)
         valid = (sample.weight > 0).float()
         temperature = self._temperature()
-        loss = (valid * (temperature * log_prob - worth)).mean()
+        loss = (valid * (temperature * log_prob - q_values)).mean()
         temperature_loss = torch.zeros_like(loss)
         if c.stochastic and c.temperature is None:
             temperature_loss = -head.log_temperature * (valid * (log_prob.detach() + self.target_entropy)).mean()

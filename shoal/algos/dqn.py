@@ -73,7 +73,7 @@ class QConfig(OffPolicyConfig):
     rescale: bool = False
     """Learn h(Q) = sign(Q) (sqrt(|Q| + 1) - 1) + Q / 1000 instead of Q, for unclipped rewards."""
 
-    network: ClassVar[tuple[str, ...]] = ("dueling", "noisy", "atoms", "v_min", "v_max", "quantiles")
+    network_settings: ClassVar[tuple[str, ...]] = ("dueling", "noisy", "atoms", "v_min", "v_max", "quantiles")
 
     def __post_init__(self):
         super().__post_init__()
@@ -83,7 +83,7 @@ class QConfig(OffPolicyConfig):
         if self.rescale and (self.atoms > 1 or self.quantiles):
             raise ShoalError("--rescale needs scalar Q-values; use --atoms 1 and --quantiles 0.")
 
-    def span(self, rnn: bool) -> tuple[int, int]:
+    def sequence_rows(self, rnn: bool) -> tuple[int, int]:
         return (self.burn_in, self.sequence_length) if rnn else (0, 0)
 
     @classmethod
@@ -176,7 +176,7 @@ class R2D2Config(QConfig):
     rescale: bool = True
     """Learn h(Q) = sign(Q) (sqrt(|Q| + 1) - 1) + Q / 1000 instead of Q, for unclipped rewards."""
 
-    run: ClassVar[dict[str, Any]] = dict(rnn="lstm", rollout_steps=40)
+    run_defaults: ClassVar[dict[str, Any]] = dict(rnn="lstm", rollout_steps=40)
 
     def check_rnn(self, rnn: bool) -> None:
         if not rnn:
@@ -186,9 +186,9 @@ class R2D2Config(QConfig):
 class TDBatch(NamedTuple):
     """A batch for the TD loss, one row per transition."""
 
-    numbers: torch.Tensor
+    q_logits: torch.Tensor
     """[n, choices, width]: outputs of the online network."""
-    ahead: torch.Tensor
+    target_logits: torch.Tensor
     """[n, parts, width]: outputs of the target network for the greedy choices n steps later."""
     action: torch.Tensor
     """int64 [n, parts]"""
@@ -252,15 +252,15 @@ class QLearner(OffPolicy):
     def _losses_eager(self, sample: Sample | Sequences) -> dict[str, torch.Tensor]:
         """The loss, summed over the parts of an action, and the TD error of each sample."""
         head = self.policy.head
-        lesson = self._from_sequences(sample) if isinstance(sample, Sequences) else self._from_transitions(sample)
-        loss = worth = error = torch.zeros_like(lesson.reward)
-        for i, part in enumerate(lesson.numbers.split(head.nvec, dim=1)):
-            own = _select(part, lesson.action[:, i])
-            part_loss, part_error = self._lost(own, lesson.ahead[:, i], lesson)
+        batch = self._from_sequences(sample) if isinstance(sample, Sequences) else self._from_transitions(sample)
+        loss = q_values = error = torch.zeros_like(batch.reward)
+        for i, part in enumerate(batch.q_logits.split(head.nvec, dim=1)):
+            chosen = _select(part, batch.action[:, i])
+            part_loss, part_error = self._td_loss(chosen, batch.target_logits[:, i], batch)
             loss, error = loss + part_loss, error + part_error
-            value = head.q_values(own.detach().unsqueeze(1)).squeeze(1)
-            worth = worth + (losses.inverse_rescale(value) if self.config.rescale else value) / len(head.nvec)
-        terms = dict(loss=(lesson.weight * loss).mean(), q_value=worth.mean(), td_error=error.detach().mean())
+            value = head.q_values(chosen.detach().unsqueeze(1)).squeeze(1)
+            q_values = q_values + (losses.inverse_rescale(value) if self.config.rescale else value) / len(head.nvec)
+        terms = dict(loss=(batch.weight * loss).mean(), q_value=q_values.mean(), td_error=error.detach().mean())
         if isinstance(sample, Sequences):
             valid = sample.valid[self.burn_in :]
             error = error.view_as(valid)
@@ -271,13 +271,13 @@ class QLearner(OffPolicy):
     def _from_transitions(self, sample: Sample) -> TDBatch:
         """The TD batch of single transitions."""
         with self._autocast():
-            numbers = self.policy.q_logits(sample.observation)
+            q_logits = self.policy.q_logits(sample.observation)
             with torch.no_grad():
                 target = self.target.q_logits(sample.next_observation)
                 selector = self.policy.q_logits(sample.next_observation) if self.config.double_q else target
-        ahead = self._greedy_outputs(target, selector, sample.next_action_mask)
+        target_logits = self._greedy_outputs(target, selector, sample.next_action_mask)
         action = sample.action.view(len(sample.index), -1).long()
-        return TDBatch(numbers, ahead, action, sample.reward, sample.discount, sample.weight)
+        return TDBatch(q_logits, target_logits, action, sample.reward, sample.discount, sample.weight)
 
     def _from_sequences(self, sample: Sequences) -> TDBatch:
         """The TD batch of sequences, row by row, after the burn-in of both networks without gradient.
@@ -292,21 +292,21 @@ class QLearner(OffPolicy):
                 state = self._burned_in_state(self.policy, sample, ended)
                 target_state = self._burned_in_state(self.target, sample, ended)
                 target, target_states = self.target.sequence(observation, target_state, ended[burn_in:])
-            numbers, states = self.policy.sequence(observation, state, ended[burn_in:])
+            q_logits, states = self.policy.sequence(observation, state, ended[burn_in:])
             with torch.no_grad():
                 selector = target = torch.cat([target, self._final_outputs(self.target, sample, target_states)])
                 if self.config.double_q:
-                    selector = torch.cat([numbers.detach(), self._final_outputs(self.policy, sample, states.detach())])
+                    selector = torch.cat([q_logits.detach(), self._final_outputs(self.policy, sample, states.detach())])
         mask = sample.action_mask  # everything is allowed in final observations
         if mask is not None:
             mask = torch.cat([mask[burn_in:], mask.new_ones(*final.shape[:2], mask.shape[-1])]).flatten(0, 1)
-        ahead = self._greedy_outputs(target.flatten(0, 1), selector.flatten(0, 1), mask)
+        target_logits = self._greedy_outputs(target.flatten(0, 1), selector.flatten(0, 1), mask)
         batch = len(sample.index)
         index = (sample.next_row[burn_in:] - burn_in) * batch + torch.arange(batch, device=self.device)
         rows = slice(burn_in, burn_in + length)
         return TDBatch(
-            numbers[:length].flatten(0, 1),
-            ahead[index.flatten()],
+            q_logits[:length].flatten(0, 1),
+            target_logits[index.flatten()],
             sample.action[rows].reshape(length * batch, -1).long(),
             sample.n_step_reward[rows].flatten(),
             sample.discount[rows].flatten(),
@@ -323,9 +323,9 @@ class QLearner(OffPolicy):
     def _final_outputs(self, network: QPolicy, sample: Sequences, states: torch.Tensor) -> torch.Tensor:
         """Outputs [F, batch, choices, width] for final observations, given the states after the burn-in."""
         row = (sample.final_row - self.burn_in).clamp(min=0)  # no target uses those within the burn-in, or missing ones
-        then = states.gather(0, row.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
-        numbers = network.q_logits(sample.final_observation.flatten(0, 1), then.flatten(0, 1))
-        return numbers.unflatten(0, row.shape)
+        state = states.gather(0, row.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
+        q_logits = network.q_logits(sample.final_observation.flatten(0, 1), state.flatten(0, 1))
+        return q_logits.unflatten(0, row.shape)
 
     def _greedy_outputs(self, target: torch.Tensor, selector: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         """Outputs [n, parts, width] of `target` [n, choices, width] for the greedy choices of `selector`."""
@@ -335,22 +335,26 @@ class QLearner(OffPolicy):
             parts = enumerate(target.split(head.nvec, dim=1))
             return torch.stack([_select(part, chosen[:, i]) for i, part in parts], dim=1)
 
-    def _lost(self, own: torch.Tensor, ahead: torch.Tensor, lesson: TDBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """TD loss [n] and absolute error [n] of outputs [n, width], given the target outputs n steps later."""
+    def _td_loss(
+        self, logits: torch.Tensor, target_logits: torch.Tensor, batch: TDBatch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """TD loss [n] and absolute error [n] of logits [n, width], given the target network's n steps later."""
         head = self.policy.head
         if head.atoms > 1:
-            target = losses.categorical_projection(ahead.softmax(-1), lesson.reward, lesson.discount, head.support)
-            loss = losses.cross_entropy(own, target)
+            target = losses.categorical_projection(
+                target_logits.softmax(-1), batch.reward, batch.discount, head.support
+            )
+            loss = losses.cross_entropy(logits, target)
             return loss, loss
         if self.config.rescale:
-            ahead = losses.inverse_rescale(ahead)
-        target = lesson.reward.unsqueeze(-1) + lesson.discount.unsqueeze(-1) * ahead
+            target_logits = losses.inverse_rescale(target_logits)
+        target = batch.reward.unsqueeze(-1) + batch.discount.unsqueeze(-1) * target_logits
         if self.config.rescale:
             target = losses.rescale(target)
         if head.quantiles:
-            loss = losses.quantile_loss(own, target)
+            loss = losses.quantile_loss(logits, target)
             return loss, loss
-        error = (own - target).squeeze(-1)
+        error = (logits - target).squeeze(-1)
         return losses.huber(error, self.config.huber_delta), error.abs()
 
     # --- between updates -------------------------------------------------------------------------------------------
@@ -413,10 +417,10 @@ def _epsilon_exponents(rollout: Rollout, alpha: float) -> torch.Tensor:
     return powers.view(reducer.size, envs)[reducer.rank].unsqueeze(-1).expand(-1, agents)
 
 
-def _select(numbers: torch.Tensor, choice: torch.Tensor) -> torch.Tensor:
+def _select(q_logits: torch.Tensor, choice: torch.Tensor) -> torch.Tensor:
     """Outputs [batch, width] of one choice per row, from [batch, choices, width]."""
-    if not numbers.is_cuda:
-        return numbers[torch.arange(len(choice), device=choice.device), choice]
+    if not q_logits.is_cuda:
+        return q_logits[torch.arange(len(choice), device=choice.device), choice]
     # A gather's gradient is a scatter, which a compiler cannot fuse; the gradient of a masked sum it can.
-    here = torch.arange(numbers.shape[1], device=choice.device) == choice.unsqueeze(-1)
-    return torch.where(here.unsqueeze(-1), numbers, 0.0).sum(dim=1)
+    here = torch.arange(q_logits.shape[1], device=choice.device) == choice.unsqueeze(-1)
+    return torch.where(here.unsqueeze(-1), q_logits, 0.0).sum(dim=1)

@@ -67,7 +67,7 @@ class OffPolicyConfig(LearnerConfig):
 
     def head(self) -> dict[str, Any]:
         """Settings of the policy's head."""
-        return {name: getattr(self, name) for name in self.network}
+        return {name: getattr(self, name) for name in self.network_settings}
 
     @classmethod
     def unsupported(cls, group: Group) -> str:
@@ -76,12 +76,12 @@ class OffPolicyConfig(LearnerConfig):
         interval = group.action_interval
         return f"Off-policy algorithms need an action interval of 1, but that of group {group.name!r} is {interval}"
 
-    def span(self, rnn: bool) -> tuple[int, int]:
+    def sequence_rows(self, rnn: bool) -> tuple[int, int]:
         """Burn-in and learned rows of drawn sequences; (0, 0) for single transitions."""
         return 0, 0
 
     def check_rollout(self, steps: int, lanes: int, rnn: bool) -> None:
-        rows = sum(self.span(rnn))
+        rows = sum(self.sequence_rows(rnn))
         least = (steps + self.n_step + max(1, rows)) * lanes
         if self.buffer_size < least:
             sequences = f"sequences of {rows} rows, " if rows else ""
@@ -92,7 +92,7 @@ class OffPolicyConfig(LearnerConfig):
             )
 
     def check_processes(self, steps: int, lanes: int, rnn: bool, processes: int) -> None:
-        each = sum(self.span(rnn)[1:]) or 1  # batches consist of whole sequences
+        each = sum(self.sequence_rows(rnn)[1:]) or 1  # batches consist of whole sequences
         if self.batch_size % (processes * each):
             what = f"sequences of {each} steps" if each > 1 else "transitions"
             raise ShoalError(
@@ -100,15 +100,15 @@ class OffPolicyConfig(LearnerConfig):
                 f"use a --batch-size that is a multiple of {processes * each}."
             )
 
-    def check_cuts(self, rnn: bool) -> None:
-        if sum(self.span(rnn)):
+    def check_preemption(self, rnn: bool) -> None:
+        if sum(self.sequence_rows(rnn)):
             raise ShoalError(
                 "--sync-frac does not support a replay of sequences, which span whole rollouts; use --sync-frac 0 or "
                 "a policy without an RNN."
             )
 
     def updates_after(self, samples: int) -> int:
-        """Total updates after so many transitions since learning started: floor(replay_ratio samples / drawn)."""
+        """Total updates after `samples` transitions since learning started: floor(replay_ratio samples / drawn)."""
         return int(Fraction(str(self.replay_ratio)) * max(0, samples) / self.drawn)
 
 
@@ -130,7 +130,7 @@ class OffPolicy(Learner):
         lanes = self.samples // rollout.steps
         self.batch = config.batch_size // self.reducer.size
         """Transitions of a batch drawn by this process."""
-        self.burn_in, self.sequence_length = config.span(policy.rnn is not None)
+        self.burn_in, self.sequence_length = config.sequence_rows(policy.rnn is not None)
         """Rows of each sequence that only warm up the RNN, and rows that are learned from."""
         rows = self.burn_in + self.sequence_length
         least = config.n_step + rollout.stack + 1 + (rows + rollout.steps if rows else 0)

@@ -171,7 +171,7 @@ class PolicyGradient(Learner):
             self.micro_batch_size = -int(least)
 
         self._value_of = self._maybe_compile(self._value_eager)
-        self._judge = self._maybe_compile(self._judge_eager)
+        self._evaluate_actions = self._maybe_compile(self._evaluate_actions_eager)
         self._losses = self._maybe_compile(self._losses_eager)
         self._moments_of = self._maybe_compile(self._moments_eager)
         self._explained_variance = self._maybe_compile(losses.explained_variance)
@@ -220,10 +220,10 @@ class PolicyGradient(Learner):
     def _values(self) -> None:
         """Compute the values of all observations, in few large passes."""
         r, out = self.rollout, self.value
-        passes = [] if r.valued or self.ratio is not None else self._passes(r.samples)
+        passes = [] if r.has_values or self.ratio is not None else self._passes(r.samples)
         if self.ratio is not None:
             for rows in self._passes(self.units, self._samples_per_unit):
-                self._judge(rows, self.ratio.view(-1))
+                self._evaluate_actions(rows, self.ratio.view(-1))
         if len(passes) == 1:
             self._value_of(stacked(r.observation, r.age), out.view(-1))
         else:
@@ -253,7 +253,7 @@ class PolicyGradient(Learner):
         with self._autocast():
             out.copy_(self.policy.value(observation, state))
 
-    def _judge_eager(self, units: slice, ratio: torch.Tensor) -> None:
+    def _evaluate_actions_eager(self, units: slice, ratio: torch.Tensor) -> None:
         """Compute values and probability ratios of samples or sequences under the current policy."""
         pick = None if self.policy.rnn is None else torch.arange(units.start, units.stop, device=self.device)
         rows = units if pick is None else self._rows(pick)

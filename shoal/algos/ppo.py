@@ -67,8 +67,8 @@ class APPOConfig(PPOConfig):
     vtrace: bool = True
     """Correct advantages and targets for policy lag with V-trace."""
 
-    like: ClassVar[str] = "ppo"
-    run: ClassVar[dict[str, Any]] = dict(asynchronous=True)
+    presets_of: ClassVar[str] = "ppo"
+    run_defaults: ClassVar[dict[str, Any]] = dict(asynchronous=True)
 
 
 class PPO(PolicyGradient):

@@ -88,15 +88,17 @@ class Job:
             count = self.hardware.processes
             own.learn.check_processes(self.run.rollout_steps, lanes // count, rnn, count)
 
-    def check_cuts(self) -> None:
+    def check_preemption(self) -> None:
         """Refuse --sync-frac where rollouts cannot be preempted."""
         if not self.schedule.sync_frac:
             return
         if world_class(self.world).on_device:
-            raise ShoalError(f"--sync-frac is for envs on the host; a rollout of {self.world} cannot be preempted.")
+            raise ShoalError(
+                f"--sync-frac is for envs on the host: a rollout of {self.world} cannot be preempted; leave it out."
+            )
         for name in self.policy_groups():
             own = self.for_policy(name)
-            own.learn.check_cuts(own.policy.rnn != "none")
+            own.learn.check_preemption(own.policy.rnn != "none")
 
     def overrides(self) -> dict[str, dict[str, Any]]:
         """Per-group settings by policy, parsed to their types."""

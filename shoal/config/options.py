@@ -12,7 +12,7 @@ import tyro
 
 from shoal.config.counts import Count
 from shoal.core.errors import ShoalError
-from shoal.core.settings import MOST_THREADS, Bounds, NonNegative, check_settings
+from shoal.core.settings import MAX_THREADS, Bounds, NonNegative, check_settings
 
 T = TypeVar("T")
 
@@ -61,9 +61,9 @@ class ResumeOptions(TrustOption):
     """Run folder."""
     total_steps: Annotated[Count, Bounds(ge=1)] | None = None
     """New end of the run, in env steps."""
-    processes: Annotated[int, Bounds(ge=1, le=MOST_THREADS)] | None = None
+    processes: Annotated[int, Bounds(ge=1, le=MAX_THREADS)] | None = None
     """Number of data-parallel processes (default: as before)."""
-    gpus: Annotated[int, Bounds(ge=1, le=MOST_THREADS)] | None = None
+    gpus: Annotated[int, Bounds(ge=1, le=MAX_THREADS)] | None = None
     """Number of GPUs of this machine, one process each."""
     quiet: Flag = False
     """Show no progress on the terminal."""
@@ -97,7 +97,7 @@ class PlayOptions(TrustOption):
             raise ShoalError("Give --stochastic or --deterministic, not both.")
 
     @property
-    def samples_actions(self) -> bool | None:
+    def stochastic_actions(self) -> bool | None:
         """Whether actions are sampled (None: as in the run's own evaluations)."""
         return self.stochastic if self.stochastic or self.deterministic else None
 

@@ -88,8 +88,8 @@ def read_preset(world: Any, algo: str, device: str) -> Preset:
     kind = "gpu" if device.startswith("cuda") else "cpu"
     found: dict[str, Any] = {}
     learner = LEARNERS[algo][0]
-    own = [section for name in (learner.like, algo) if name for section in (name, f"{name}_{kind}")]
-    for section in ("common", kind, learner.run, *own):
+    own = [section for name in (learner.presets_of, algo) if name for section in (name, f"{name}_{kind}")]
+    for section in ("common", kind, learner.run_defaults, *own):
         found.update(world.settings.get(section, {}) if isinstance(section, str) else section)
     learn_names = {f.name for f in fields(learner)}
     run = {k: v for k, v in found.items() if k in SECTION_OF}
@@ -175,7 +175,7 @@ def check_groups(job: Job) -> None:
         if name not in names:
             raise unknown("group to freeze:", name, names)
     if set(job.multi_agent.freeze) == set(names):
-        raise ShoalError("--freeze names every group: no policy would learn.")
+        raise ShoalError("--freeze names every group: no policy is left to train.")
     for name in job.overrides():
         if name not in names:
             raise unknown("group in --per-group:", name, names)

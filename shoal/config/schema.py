@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 
 from shoal.config.counts import Count, EnvCount
 from shoal.core.errors import ShoalError
-from shoal.core.settings import INT32, MOST_THREADS, Bounds, NonNegative, NonNegativeFloat, Positive, check_settings
+from shoal.core.settings import INT32, MAX_THREADS, Bounds, NonNegative, NonNegativeFloat, Positive, check_settings
 from shoal.policy.config import PolicyConfig
 
-Processes = Annotated[int, Bounds(ge=1, le=MOST_THREADS)]
+Processes = Annotated[int, Bounds(ge=1, le=MAX_THREADS)]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class HardwareConfig:
     """Compile networks and losses with torch.compile (auto: on a GPU, and on a CPU for runs long enough to gain)."""
     cuda_graphs: bool = True
     """On a GPU, replay rollout and update as CUDA graphs."""
-    threads: Annotated[int, Bounds(ge=1, le=MOST_THREADS)] | None = None
+    threads: Annotated[int, Bounds(ge=1, le=MAX_THREADS)] | None = None
     """Threads of a torch operation on a CPU (none: all cores); small networks are faster with 1."""
     torch_deterministic: bool = False
     """Make torch refuse operations that do not repeat bit for bit."""
@@ -82,7 +82,7 @@ class HardwareConfig:
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """Who waits for whom: acting, learning and processes."""
+    """Schedule of acting, learning and processes."""
 
     asynchronous: bool = False
     """Act and learn at the same time; the acting policy is then some updates old."""

@@ -92,11 +92,14 @@ class AuthorStages:
             own = own if isinstance(item, ForGroup) and (own in self._arrays.store or own in self._settings) else name
             names[name] = renamed.get(own, own)
         # Functions that write observations access only their own agent's row: no barrier between them.
-        together = "observe" if any(n.endswith("observation") for n in parameters) else ""
-        return Call(function, group.agents if "agent" in parameters else 0, when, names, together)
+        no_barrier_group = "observe" if any(n.endswith("observation") for n in parameters) else ""
+        return Call(function, group.agents if "agent" in parameters else 0, when, names, no_barrier_group)
 
     def _group(self, name: str) -> Group:
-        return next(g for g in self._arrays.groups if g.name == name)
+        groups = {g.name: g for g in self._arrays.groups}
+        if name not in groups:
+            raise unknown(f"group of {self._class.__name__} named", name, groups)
+        return groups[name]
 
     # --- torch methods ---------------------------------------------------------------------------------------------
 

@@ -107,8 +107,8 @@ def require(name: str, value: Any, valid: bool, rule: str) -> None:
         raise ShoalError(f"--{name} must be {rule}, got {value}.")
 
 
-def how_it_ended(code: int) -> str:
-    """How a process ended, from its exit code as in Python's `subprocess`: negative for a signal."""
+def describe_exit(code: int) -> str:
+    """A clause on how a process ended, from its exit code as in Python's `subprocess`: negative for a signal."""
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
 
 

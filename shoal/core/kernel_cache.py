@@ -20,7 +20,7 @@ import warp as wp
 from warp._src import context as warp_context
 
 from shoal.core.errors import excerpt, temporary_folder
-from shoal.core.kernels import LOADING
+from shoal.core.kernels import WARP_LOCK
 from shoal.core.temporary import TemporaryFolder
 
 CHECKSUMS = ".sha256"
@@ -35,7 +35,7 @@ def load_kernel(kernel: Any, device: str, block_dim: int) -> None:
 
     A damaged entry is replaced with a warning. An error of the compiler is raised unchanged.
     """
-    with LOADING:
+    with WARP_LOCK:
         module, target = kernel.module, wp.get_device(device)
         block_dim = 1 if target.is_cpu else block_dim
         loaded = module.execs.get((target.context, block_dim))

@@ -272,7 +272,7 @@ class KernelWorld(World):
             if isinstance(value, int) and not -(2**31) <= value < 2**31:
                 raise ShoalError(f"{self.name}: {name} must fit in 32 bits, got {value}.")
         values.setdefault("max_steps", NO_LIMIT)
-        values.update({f"{g.name}_every": g.action_interval for g in self.groups if g.action_interval > 1})
+        values.update({f"{g.name}_action_interval": g.action_interval for g in self.groups if g.action_interval > 1})
         for index, g in enumerate(self.groups):  # the group's first agent in an array over all agents of an env
             values[f"{g.name}_first"] = sum(other.agents for other in self.groups[:index])
         if values["max_steps"] < 1:

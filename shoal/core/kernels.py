@@ -41,14 +41,14 @@ class Call:
 
     `agents` > 0 runs it once per agent of an env. `when` names a flag array that must be set for the env. `names`
     redirects parameters: {"observation": "final_observation"} binds another array. Consecutive calls with the same
-    non-empty `together` access none of one another's data: a GPU needs no barrier between them.
+    non-empty `no_barrier_group` access disjoint data: a GPU needs no barrier between them.
     """
 
     function: Any
     agents: int = 0
     when: str = ""
     names: dict[str, str] = field(default_factory=dict)
-    together: str = ""
+    no_barrier_group: str = ""
 
     def parameters(self) -> dict[str, Any]:
         """Parameter name -> Warp type, without the indices."""
@@ -184,14 +184,14 @@ def _array_key(annotation: Any) -> str:
 
 _KERNELS: dict[tuple, Any] = {}
 
-LOADING = threading.RLock()
+WARP_LOCK = threading.RLock()
 """Held while Warp creates, compiles or loads a kernel, which only one thread may do at a time."""
 
 
 def _compile(name: str, source: str, names: dict[str, Any]) -> Any:
     """A Warp kernel from generated source, cached by the source and the functions it calls."""
     key = (source, *(id(value) for value in names.values() if isinstance(value, wp.Function)))
-    with LOADING:
+    with WARP_LOCK:
         if key not in _KERNELS:
             _KERNELS[key] = _make_kernel(name, source, names)
         return _KERNELS[key]
@@ -298,7 +298,7 @@ def _shared_body(threads: int, barrier: str, calls: list[Call], argument: Callab
 def _barrier_key(item: tuple[int, Call]) -> Any:
     """Consecutive calls with the same key run without a barrier between them."""
     index, call = item
-    return "env" if not call.agents else call.together or index
+    return "env" if not call.agents else call.no_barrier_group or index
 
 
 def _over_agents(pad: str, agents: int, body: list[str]) -> list[str]:

@@ -17,11 +17,11 @@ import warp as wp
 
 from shoal.core.errors import ShoalError, excerpt
 from shoal.core.kernel_cache import PARSE_ERROR, load_kernel
-from shoal.core.kernels import ENVS_PER_BLOCK, LOADING, Broadcast, Call, Program, build, fit_shape
+from shoal.core.kernels import ENVS_PER_BLOCK, WARP_LOCK, Broadcast, Call, Program, build, fit_shape
 from shoal.core.store import warp_view
 from shoal.core.streams import open_descriptors
 from shoal.core.temporary import TemporaryFolder
-from shoal.core.user_code import LONGEST
+from shoal.core.user_code import MAX_EXCERPT
 
 ENVS_PER_THREAD = 4096
 """Single-agent envs per CPU thread below which another thread costs more than it gains."""
@@ -75,7 +75,7 @@ def cpu_threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
-def rest_until_done(device: torch.device) -> None:
+def wait_for_stream(device: torch.device) -> None:
     """Wait for the current stream of a GPU without spinning, so that the core is free for other threads."""
     done = torch.cuda.Event(blocking=True)
     done.record(torch.cuda.current_stream(device))
@@ -168,7 +168,7 @@ class Plan:
         threads = 1 if self.device.type == "cuda" or wp.config.mode == "debug" else min(cpu_threads(), units)
         bounds = [min(count, units * i // threads * unit) for i in range(threads + 1)]
         device = str(self.device)
-        with LOADING:
+        with WARP_LOCK:
             load_kernel(kernel, device, block)
             commands: list[Any] = [
                 wp.launch(kernel, stop - start, [start, *inputs], device=device, record_cmd=True, block_dim=block)
@@ -190,7 +190,7 @@ class Plan:
 def _record(program: Program, dim: Any, inputs: list[Any], device: str) -> Any:
     """A recorded launch with its arguments. Warp compiles here; what it refuses is an error of the world's author."""
     try:
-        with LOADING:
+        with WARP_LOCK:
             load_kernel(program.kernel, device, program.block)
             return wp.launch(program.kernel, dim, inputs, device=device, record_cmd=True, block_dim=program.block)
     except OSError as error:
@@ -199,7 +199,7 @@ def _record(program: Program, dim: Any, inputs: list[Any], device: str) -> Any:
         # Warp names each function from the generated kernel down to the author's line; only the last part is shown.
         reason = str(error).rpartition(PARSE_ERROR)[2] or repr(error)
         line = " ".join(reason.replace(";", " ").split())
-        raise ShoalError(f"A function of the world does not compile: {excerpt(line, LONGEST)}") from error
+        raise ShoalError(f"A function of the world does not compile: {excerpt(line, MAX_EXCERPT)}") from error
 
 
 class CpuLaunch:

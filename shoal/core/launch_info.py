@@ -79,5 +79,5 @@ def first_host(nodes: str) -> str:
 
 def is_follower() -> bool:
     """Whether this process is not the leader (rank > 0): only the leader prints."""
-    place = find_launch_info()
-    return place is not None and place.rank > 0
+    info = find_launch_info()
+    return info is not None and info.rank > 0

@@ -16,14 +16,14 @@ from shoal.core.errors import ShoalError, excerpt, unknown
 
 T = TypeVar("T")
 
-MOST_THREADS = 2**12
-"""The largest number of threads or processes that a setting may ask for."""
+MAX_THREADS = 2**12
+"""Maximum number of threads or processes in a setting."""
 
-LARGEST_FLOAT = 1e30
-"""The largest number with a point that a setting may have; float32 holds it and its multiples."""
+MAX_FLOAT = 1e30
+"""Maximum absolute value of a float setting; float32 holds it and its multiples."""
 
-LARGEST = 2**62
-"""The largest whole number that a setting may have; a number of 64 bits holds it."""
+MAX_INT = 2**62
+"""Maximum absolute value of an int setting, within int64."""
 
 
 @dataclass(frozen=True)
@@ -118,13 +118,13 @@ def _check(name: str, value: Any, kind: Any) -> Any:
     elif kind is float:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
             raise ShoalError(f"--{name} must be a finite number, got {_shown(value)}.")
-        if abs(value) > LARGEST_FLOAT:
-            raise ShoalError(f"--{name} must be within {LARGEST_FLOAT:g}, got {_shown(value)}.")
+        if abs(value) > MAX_FLOAT:
+            raise ShoalError(f"--{name} must be within {MAX_FLOAT:g}, got {_shown(value)}.")
         return float(value)
     elif kind is int:
         if isinstance(value, bool) or not isinstance(value, int):
             raise ShoalError(f"--{name} must be a whole number, got {_shown(value)}.")
-        if abs(value) > LARGEST:
+        if abs(value) > MAX_INT:
             raise ShoalError(f"--{name} must be within 2**62, got {_shown(value)}.")
     elif kind is Path:
         if not isinstance(value, (str, Path)):
@@ -137,7 +137,7 @@ def _check(name: str, value: Any, kind: Any) -> Any:
 
 def _shown(value: Any) -> str:
     """A value for an error message, cut where it is long."""
-    if isinstance(value, int) and abs(value) > LARGEST:
+    if isinstance(value, int) and abs(value) > MAX_INT:
         return f"a number of {value.bit_length()} bits"
     return excerpt(repr(value))
 

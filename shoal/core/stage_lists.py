@@ -77,15 +77,18 @@ class StageLists:
         """`per_env` for a group of one agent, in the loop over envs; `per_agent` for a larger group."""
         return [self._standard(g, per_env if g.agents == 1 else per_agent, when, per_agent.key) for g in self._groups]
 
-    def _standard(self, g: Group, function: Any, when: str, together: str = "") -> Call:
+    def _standard(self, g: Group, function: Any, when: str, no_barrier_group: str = "") -> Call:
         """A function of core/stages.py, bound to the arrays of one group."""
         parameters = parameters_of(function)
         names = {n: self._names[g.name, n] for n in parameters if (g.name, n) in self._names}
-        return Call(function, g.agents if "agent" in parameters else 0, when, names, together)
+        return Call(function, g.agents if "agent" in parameters else 0, when, names, no_barrier_group)
 
     def _next_decision(self, g: Group, when: str) -> Call:
-        names = {"every": f"{g.name}_every", "is_decision_step": self._names[g.name, "is_decision_step"]}
-        return Call(stages.set_acting, g.agents, when, names)
+        names = {
+            "action_interval": f"{g.name}_action_interval",
+            "is_decision_step": self._names[g.name, "is_decision_step"],
+        }
+        return Call(stages.set_decision_step, g.agents, when, names)
 
 
 def _hold_function(g: Group) -> Any:

@@ -200,6 +200,8 @@ def set_alive(env: int, agent: int, alive: wp.array2d[wp.bool]):
 
 @wp.func
 @no_type_check
-def set_acting(env: int, agent: int, every: int, step_count: wp.array[int], is_decision_step: wp.array2d[wp.bool]):
+def set_decision_step(
+    env: int, agent: int, action_interval: int, step_count: wp.array[int], is_decision_step: wp.array2d[wp.bool]
+):
     """Set whether the agents of a group that does not act at every step choose at the next one."""
-    is_decision_step[env, agent] = step_count[env] % every == 0
+    is_decision_step[env, agent] = step_count[env] % action_interval == 0

@@ -77,7 +77,7 @@ def standard_streams() -> Iterator[Output]:
         sys.stdin, sys.stdout, sys.stderr = before
 
 
-def tell(text: str) -> None:
+def print_error(text: str) -> None:
     """Print a line on stderr if it can be written."""
     if sys.stderr is not None:
         print(text, file=Output(sys.stderr), flush=True)

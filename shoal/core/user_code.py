@@ -14,7 +14,7 @@ from typing import Any
 
 from shoal.core.errors import ShoalError, excerpt
 
-LONGEST = 2000
+MAX_EXCERPT = 2000
 """Maximum number of characters of an exception's text in a message."""
 
 FULL_GPU = "OutOfMemoryError"
@@ -37,10 +37,10 @@ class UserCodeError(ShoalError):
 class UserCode:
     """A context in which the user's code runs: its exceptions become a UserCodeError.
 
-        with UserCode("ball.py:Ball cannot be made", Ball):
+        with UserCode("ball.py:Ball cannot be built", Ball):
             world = Ball(8)
 
-    raises "ball.py:Ball cannot be made: ValueError: no such luck (/home/me/ball.py:12 in __init__)." The location
+    raises "ball.py:Ball cannot be built: ValueError: no such luck (/home/me/ball.py:12 in __init__)." The location
     is the innermost running line of the user's code, else the definition of `home`, the class or function that was
     called. An exception of Shoal's own code passes unchanged, and so do Ctrl-C and a full GPU.
     """
@@ -56,12 +56,12 @@ class UserCode:
     def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is None or isinstance(error, self.passes) or type(error).__name__ == FULL_GPU or not is_fault(error):
             return
-        place = place_of(error, self.home)
+        location = location_of(error, self.home)
         problem: UserCodeError | None = None
         if isinstance(error, UserCodeError):
             problem = error
-        elif type(error) is ShoalError and place:
-            problem = UserCodeError(f"{place}: {error}")
+        elif type(error) is ShoalError and location:
+            problem = UserCodeError(f"{location}: {error}")
         elif not isinstance(error, ShoalError) and (_user_frame(error) or _is_foreign(self.home)):
             problem = UserCodeError(f"{self.failed}: {describe(error, self.home)}.")
         if problem is not None and self.exit_code is not None:
@@ -72,8 +72,8 @@ class UserCode:
 
 def describe(error: BaseException, home: Any = None) -> str:
     """Type, text and location of an exception of the user's code, on one line."""
-    place = place_of(error, home)
-    return text_of(error) + (f" ({place})" if place else "")
+    location = location_of(error, home)
+    return text_of(error) + (f" ({location})" if location else "")
 
 
 def text_of(error: BaseException) -> str:
@@ -84,15 +84,15 @@ def text_of(error: BaseException) -> str:
         text = str(error.msg if isinstance(error, SyntaxError) else error)
     except Exception:  # the user's __str__
         text = ""
-    return ": ".join(part for part in (type(error).__name__, excerpt(text.strip().rstrip("."), LONGEST)) if part)
+    return ": ".join(part for part in (type(error).__name__, excerpt(text.strip().rstrip("."), MAX_EXCERPT)) if part)
 
 
-def place_of(error: BaseException, home: Any = None) -> str:
+def location_of(error: BaseException, home: Any = None) -> str:
     """`FILE:LINE in FUNCTION`: the innermost running line of the user's code, else where `home` is defined, else ""."""
     if isinstance(error, SyntaxError) and error.filename and Path(error.filename).is_file():
-        return f"{excerpt(error.filename, LONGEST)}:{error.lineno}"
+        return f"{excerpt(error.filename, MAX_EXCERPT)}:{error.lineno}"
     file, line, function = _user_frame(error) or _definition(home)
-    return f"{excerpt(file, LONGEST)}:{line} in {function}" if file else ""
+    return f"{excerpt(file, MAX_EXCERPT)}:{line} in {function}" if file else ""
 
 
 def is_fault(error: BaseException) -> bool:

@@ -14,7 +14,7 @@ from shoal.core.settings import Bounds
 from shoal.core.world import Group
 from shoal.host.config import HostConfig, own_flag
 from shoal.host.device_bridge import RewardTransform
-from shoal.host.envs import SINGLE, Team
+from shoal.host.envs import SINGLE, HostGroup
 from shoal.host.native import SAME_STEP, NativeLibrary
 from shoal.host.packing import pack_action, pack_observation
 from shoal.host.world import HostWorld
@@ -69,9 +69,9 @@ class AtariWorld(HostWorld):
     config: AtariConfig
 
     @classmethod
-    def teams_of(cls, config: HostConfig) -> list[Team]:
+    def host_groups_of(cls, config: HostConfig) -> list[HostGroup]:
         assert isinstance(config, AtariConfig)
-        return _team(cls.env_name, config.screen_size, config.full_action_space)
+        return _atari_group(cls.env_name, config.screen_size, config.full_action_space)
 
     @classmethod
     def groups_of(cls, config: HostConfig) -> tuple[Group, ...]:
@@ -130,7 +130,7 @@ def _clip(reward: torch.Tensor) -> None:
 
 
 @cache
-def _team(game: str, size: int, full_action_space: bool) -> list[Team]:
+def _atari_group(game: str, size: int, full_action_space: bool) -> list[HostGroup]:
     """The group of a game, found without starting an env."""
     module = import_extra("ale_py")
     names = module.roms.get_all_rom_ids()
@@ -141,4 +141,4 @@ def _team(game: str, size: int, full_action_space: bool) -> list[Team]:
     ale.loadROM(module.roms.get_rom_path(game))
     buttons = ale.getLegalActionSet() if full_action_space else ale.getMinimalActionSet()
     frame = Box(0, 255, (1, size, size), np.uint8)
-    return [Team(SINGLE, [SINGLE], pack_observation(frame), pack_action(Discrete(len(buttons))))]
+    return [HostGroup(SINGLE, [SINGLE], pack_observation(frame), pack_action(Discrete(len(buttons))))]

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from shoal.core.errors import ShoalError
-from shoal.core.settings import MOST_THREADS, Bounds, check_settings
+from shoal.core.settings import MAX_THREADS, Bounds, check_settings
 
 own_flag = tyro.conf.arg(prefix_name=False)
 """Marks a setting whose flag has no prefix `world.`"""
@@ -25,7 +25,7 @@ class HostConfig:
 
     env_kwargs: Annotated[str, own_flag] = "{}"
     """Keyword arguments of the env's constructor, as JSON: '{"gravity": -5.0}'."""
-    num_workers: Annotated[int, own_flag, Bounds(ge=0, le=MOST_THREADS)] = 0
+    num_workers: Annotated[int, own_flag, Bounds(ge=0, le=MAX_THREADS)] = 0
     """Worker processes that step the envs, or threads of a native batch (0: one per core)."""
     vec_backend: Annotated[Literal["auto", "native", "processes", "serial"], own_flag] = "auto"
     """What steps the envs: a native batch, worker processes, or this process (auto: native if there is one)."""

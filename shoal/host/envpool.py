@@ -8,7 +8,7 @@ from shoal.core.errors import ShoalError, unknown
 from shoal.core.extras import import_extra
 from shoal.core.user_code import text_of
 from shoal.host.config import HostConfig
-from shoal.host.envs import SINGLE, Team
+from shoal.host.envs import SINGLE, HostGroup
 from shoal.host.native import NativeLibrary
 from shoal.host.packing import pack_action, pack_observation
 from shoal.host.world import HostWorld
@@ -20,7 +20,7 @@ class EnvPoolWorld(HostWorld):
     handles_settings = ("time_limit", "frame_stack", "obs_dtype")
 
     @classmethod
-    def teams_of(cls, config: HostConfig) -> list[Team]:
+    def host_groups_of(cls, config: HostConfig) -> list[HostGroup]:
         return _probe_envpool(cls.env_name, config.env_kwargs)
 
     def _limit(self, time_limit: int | None) -> int | None:
@@ -46,12 +46,12 @@ def make_envpool(name: str, **settings: Any) -> Any:
     try:
         return envpool.make_gymnasium(name, **settings)
     except (TypeError, ValueError, AssertionError) as error:
-        raise ShoalError(f"envpool:{name} cannot be made: {text_of(error)}.") from None
+        raise ShoalError(f"envpool:{name} cannot be built: {text_of(error)}.") from None
 
 
 @cache
-def _probe_envpool(name: str, kwargs: str) -> list[Team]:
+def _probe_envpool(name: str, kwargs: str) -> list[HostGroup]:
     vector = make_envpool(name, num_envs=1, **json.loads(kwargs))
     observation, action = vector.single_observation_space, vector.single_action_space
     vector.close()
-    return [Team(SINGLE, [SINGLE], pack_observation(observation), pack_action(action))]
+    return [HostGroup(SINGLE, [SINGLE], pack_observation(observation), pack_action(action))]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from shoal.core.errors import ShoalError
-from shoal.core.user_code import UserCode, UserCodeError, is_fault, place_of, text_of
+from shoal.core.user_code import UserCode, UserCodeError, is_fault, location_of, text_of
 from shoal.host.memory import RESET, RESTART, STEP, Layout, SharedArrays
 from shoal.host.packing import PackedAction, PackedObservation, pack_action, pack_observation
 
@@ -21,14 +21,14 @@ CLOSE_SECONDS = 10.0
 """Timeout for closing the envs of a process."""
 
 
-class Team:
+class HostGroup:
     """Agents of an env that share an observation and an action space."""
 
     def __init__(self, name: str, agents: Sequence[str], observation: PackedObservation, action: PackedAction):
         self.name, self.agents, self.observation, self.action = name, tuple(agents), observation, action
 
 
-def teams_of(env: Any) -> list[Team]:
+def host_groups_of(env: Any) -> list[HostGroup]:
     """The groups of an env: one agent, or the agents of PettingZoo whose names differ only in the number at the end."""
     wanted = ("reset", "step", "observation_space", "action_space")
     if absent := [name for name in wanted if not hasattr(env, name)]:
@@ -38,22 +38,22 @@ def teams_of(env: Any) -> list[Team]:
         )
     if not is_parallel(env):
         space = env.action_space
-        return [Team(SINGLE, [SINGLE], pack_observation(env.observation_space), pack_action(space))]
+        return [HostGroup(SINGLE, [SINGLE], pack_observation(env.observation_space), pack_action(space))]
     found: dict[str, list[str]] = {}
     for agent in env.possible_agents:
         found.setdefault(re.sub(r"[_-]?\d+$", "", agent) or SINGLE, []).append(agent)
-    teams = []
+    groups = []
     for name, agents in found.items():
         spaces = [(env.observation_space(agent), env.action_space(agent)) for agent in agents]
         if any(pair != spaces[0] for pair in spaces):
             # Agents with different spaces cannot share a group.
-            teams += [
-                Team(agent, [agent], pack_observation(observation), pack_action(action))
+            groups += [
+                HostGroup(agent, [agent], pack_observation(observation), pack_action(action))
                 for agent, (observation, action) in zip(agents, spaces, strict=True)
             ]
         else:
-            teams.append(Team(name, agents, pack_observation(spaces[0][0]), pack_action(spaces[0][1])))
-    return teams
+            groups.append(HostGroup(name, agents, pack_observation(spaces[0][0]), pack_action(spaces[0][1])))
+    return groups
 
 
 def is_parallel(env: Any) -> bool:
@@ -61,7 +61,7 @@ def is_parallel(env: Any) -> bool:
     return hasattr(env, "possible_agents")
 
 
-def layout_of(teams: list[Team], num_envs: int) -> Layout:
+def layout_of(groups: list[HostGroup], num_envs: int) -> Layout:
     """The shared arrays of a world: [env] for flags, commands and seeds, [env, agent, ...] for each group."""
     layout: Layout = {
         "terminated": ("bool", (num_envs,)),
@@ -69,22 +69,22 @@ def layout_of(teams: list[Team], num_envs: int) -> Layout:
         "command": ("uint8", (num_envs,)),
         "seed": ("int64", (num_envs,)),
     }
-    for team in teams:
-        batch = (num_envs, len(team.agents))
-        observation = (team.observation.dtype, (*batch, *team.observation.shape))
-        layout[f"{team.name}.observation"] = layout[f"{team.name}.final_observation"] = observation
-        layout[f"{team.name}.action"] = (team.action.dtype, (*batch, *team.action.shape))
-        layout[f"{team.name}.reward"] = ("float32", batch)
-        layout[f"{team.name}.alive"] = layout[f"{team.name}.final_alive"] = ("bool", batch)
+    for group in groups:
+        batch = (num_envs, len(group.agents))
+        observation = (group.observation.dtype, (*batch, *group.observation.shape))
+        layout[f"{group.name}.observation"] = layout[f"{group.name}.final_observation"] = observation
+        layout[f"{group.name}.action"] = (group.action.dtype, (*batch, *group.action.shape))
+        layout[f"{group.name}.reward"] = ("float32", batch)
+        layout[f"{group.name}.alive"] = layout[f"{group.name}.final_alive"] = ("bool", batch)
     return layout
 
 
 class EnvFault(Exception):
-    """An env raised an exception, which is the cause; the message names the env, its seed and the place in the code."""
+    """An env raised an exception, which is the cause; the message names the env, its seed and the code's location."""
 
     def __init__(self, env: int, seed: int, error: BaseException, function: Any):
-        place = place_of(error, function)
-        super().__init__(f"{text_of(error)} in env {env} (seed {seed})" + (f", {place}" if place else ""))
+        location = location_of(error, function)
+        super().__init__(f"{text_of(error)} in env {env} (seed {seed})" + (f", {location}" if location else ""))
 
 
 def env_class(env: Any) -> type:
@@ -136,7 +136,7 @@ class EnvRows(ABC):
         self.arrays, self.limit, self.repeat = arrays, limit or 0, repeat
         self.envs = {row: make() for row in rows}
         self.length = dict.fromkeys(rows, 0)
-        self.teams = teams_of(next(iter(self.envs.values())))
+        self.host_groups = host_groups_of(next(iter(self.envs.values())))
         self.command, self.seed = arrays["command"], arrays["seed"]
         self.terminated, self.truncated = arrays["terminated"], arrays["truncated"]
 
@@ -184,8 +184,8 @@ class GymRows(EnvRows):
 
     def __init__(self, *given: Any):
         super().__init__(*given)
-        team = self.teams[0]
-        self.write, self.read_all = team.observation.write, team.action.read_all
+        group = self.host_groups[0]
+        self.write, self.read_all = group.observation.write, group.action.read_all
         self.action = self.arrays[f"{SINGLE}.action"][:, 0]
         self.observation = self.arrays[f"{SINGLE}.observation"][:, 0]
         self.final = self.arrays[f"{SINGLE}.final_observation"][:, 0]
@@ -253,11 +253,11 @@ class ZooRows(EnvRows):
         env, arrays = self.envs[row], self.arrays
         agents_before = set(env.agents)
         actions = {}
-        for team in self.teams:
-            rows = arrays[f"{team.name}.action"][row]
-            for index, agent in enumerate(team.agents):
+        for group in self.host_groups:
+            rows = arrays[f"{group.name}.action"][row]
+            for index, agent in enumerate(group.agents):
                 if agent in agents_before:
-                    actions[agent] = team.action.read(rows[index])
+                    actions[agent] = group.action.read(rows[index])
         observations, rewards, terminations, truncations, _ = env.step(actions)
         total = dict(rewards)
         repeats = 1
@@ -269,18 +269,18 @@ class ZooRows(EnvRows):
         self.length[row] += 1
         truncated = self.length[row] == self.limit
         ended = truncated or not env.agents
-        for team in self.teams:
-            reward, alive = arrays[f"{team.name}.reward"][row], arrays[f"{team.name}.alive"][row]
-            observation = arrays[f"{team.name}.observation"][row]
-            for index, agent in enumerate(team.agents):
+        for group in self.host_groups:
+            reward, alive = arrays[f"{group.name}.reward"][row], arrays[f"{group.name}.alive"][row]
+            observation = arrays[f"{group.name}.observation"][row]
+            for index, agent in enumerate(group.agents):
                 reward[index] = total.get(agent, 0.0)
                 if agent in observations:
-                    team.observation.write(observations[agent], observation[index])
+                    group.observation.write(observations[agent], observation[index])
                 alive[index] = agent in env.agents
             if ended:
-                arrays[f"{team.name}.final_observation"][row] = observation
-                final_alive = arrays[f"{team.name}.final_alive"][row]
-                for index, agent in enumerate(team.agents):
+                arrays[f"{group.name}.final_observation"][row] = observation
+                final_alive = arrays[f"{group.name}.final_alive"][row]
+                for index, agent in enumerate(group.agents):
                     final_alive[index] = agent in agents_before and not terminations.get(agent, False)
         # An episode whose last agents leave is truncated if it was truncated for one of them.
         truncated = truncated or (
@@ -295,12 +295,12 @@ class ZooRows(EnvRows):
         observations, _ = env.reset() if seed is None else env.reset(seed=seed)
         if not env.agents:
             raise ShoalError("there are no agents after reset()")
-        for team in self.teams:
-            alive, observation = self.arrays[f"{team.name}.alive"][row], self.arrays[f"{team.name}.observation"][row]
-            for index, agent in enumerate(team.agents):
+        for group in self.host_groups:
+            alive, observation = self.arrays[f"{group.name}.alive"][row], self.arrays[f"{group.name}.observation"][row]
+            for index, agent in enumerate(group.agents):
                 alive[index] = agent in env.agents
                 if agent in observations:
-                    team.observation.write(observations[agent], observation[index])
+                    group.observation.write(observations[agent], observation[index])
                 else:
                     observation[index] = 0
         self.length[row] = 0

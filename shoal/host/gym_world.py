@@ -25,5 +25,5 @@ class GymWorld(HostWorld):
 
 
 def _make_vector(env_name: str, kwargs: dict[str, Any], count: int, threads: int) -> Any:
-    with UserCode(f"The native batch of gym:{env_name} cannot be made", env_name):
+    with UserCode(f"The native batch of gym:{env_name} cannot be built", env_name):
         return gymnasium.make_vec(env_name, count, vectorization_mode="vector_entry_point", **kwargs)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from shoal.core.children import python_command
-from shoal.core.errors import how_it_ended
+from shoal.core.errors import describe_exit
 from shoal.core.launch import cpu_threads
-from shoal.core.streams import tell
+from shoal.core.streams import print_error
 from shoal.host.memory import RESET, SharedArrays
 from shoal.host.runners import VectorRunner, WorkerFailed
 from shoal.host.sources import Source
@@ -246,7 +246,7 @@ class ProcessRunner(VectorRunner):
             why = "" if first_start else " No restart is left (--max-worker-restarts)."
             raise WorkerFailed(text + why) from (WorkerTraceback(fault.traceback) if fault.traceback else None)
         self.restarts_left -= 1
-        tell(
+        print_error(
             f"shoal: {text} It is restarted with new seeds, the unfinished episodes of its envs are dropped; "
             f"{self.restarts_left} restart(s) left."
         )
@@ -279,7 +279,7 @@ class ProcessRunner(VectorRunner):
 
     def _fault_of_ended(self, worker: _Worker) -> Fault:
         try:
-            return Fault(how_it_ended(worker.process.wait(EXIT_SECONDS)))
+            return Fault(describe_exit(worker.process.wait(EXIT_SECONDS)))
         except subprocess.TimeoutExpired:
             return Fault("closed its pipe and was killed")
 

@@ -11,7 +11,7 @@ import gymnasium
 
 from shoal.core.errors import ShoalError, excerpt, unknown
 from shoal.core.extras import import_extra, needs_extras
-from shoal.core.user_code import LONGEST, UserCode
+from shoal.core.user_code import MAX_EXCERPT, UserCode
 from shoal.core.user_files import load_object
 
 
@@ -34,10 +34,10 @@ class Source:
             kwargs["render_mode"] = "rgb_array"
         wanted = f" with {excerpt(self.kwargs)}" if self.kwargs != "{}" else ""
         if self.kind != "own":
-            with UserCode(f"{self} cannot be made{wanted}", self.name), needs_extras(str(self)):
+            with UserCode(f"{self} cannot be built{wanted}", self.name), needs_extras(str(self)):
                 return _make_gym(self.name, kwargs) if self.kind == "gym" else _make_zoo(self.name, kwargs)
         maker = load_object(self.name, "environment")
-        with UserCode(f"{self} cannot be made{wanted}", maker):
+        with UserCode(f"{self} cannot be built{wanted}", maker):
             parameters = inspect.signature(maker).parameters
             if "render_mode" not in parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
                 kwargs.pop("render_mode", None)
@@ -100,4 +100,4 @@ def _zoo_module(name: str) -> Any:
 
 
 def _first_line(error: BaseException) -> str:
-    return excerpt((str(error).strip().splitlines() or [type(error).__name__])[0], LONGEST)
+    return excerpt((str(error).strip().splitlines() or [type(error).__name__])[0], MAX_EXCERPT)

@@ -9,7 +9,7 @@ import torch
 
 from shoal.core.world import Outputs
 from shoal.host.device_bridge import DeviceBridge, RewardTransform
-from shoal.host.envs import Team, layout_of
+from shoal.host.envs import HostGroup, layout_of
 from shoal.host.episodes import EpisodeRecorder, Rows
 from shoal.host.make_runner import RunnerSpec, make_runner
 from shoal.host.memory import HOLD, RESET, RESTART, STEP, SharedArrays
@@ -22,18 +22,18 @@ class HostVectorEnv:
     def __init__(
         self,
         spec: RunnerSpec,
-        teams: Sequence[Team],
+        host_groups: Sequence[HostGroup],
         device: torch.device,
         transform_reward: RewardTransform | None = None,
     ):
         n = spec.num_envs
-        self.num_envs, self.teams = n, list(teams)
-        self.arrays = SharedArrays({**layout_of(self.teams, n), "reset_only": ("bool", (n,))})
-        for team in self.teams:
-            self.arrays[f"{team.name}.alive"][...] = True
-            self.arrays[f"{team.name}.final_alive"][...] = True
-        self.episodes = EpisodeRecorder(self.arrays, {team.name: len(team.agents) for team in self.teams}, n)
-        self.bridge = DeviceBridge(self.arrays, [team.name for team in self.teams], device, transform_reward)
+        self.num_envs, self.host_groups = n, list(host_groups)
+        self.arrays = SharedArrays({**layout_of(self.host_groups, n), "reset_only": ("bool", (n,))})
+        for group in self.host_groups:
+            self.arrays[f"{group.name}.alive"][...] = True
+            self.arrays[f"{group.name}.final_alive"][...] = True
+        self.episodes = EpisodeRecorder(self.arrays, {group.name: len(group.agents) for group in self.host_groups}, n)
+        self.bridge = DeviceBridge(self.arrays, [group.name for group in self.host_groups], device, transform_reward)
         self.lost = np.zeros(n, dtype=bool)
         """[N]: whether the env was restarted after a fault in its last step, whose result is unknown."""
         self.runner = make_runner(spec, self.arrays)
@@ -118,13 +118,14 @@ class HostVectorEnv:
         generators = [np.random.default_rng((seed, first_env + env, 1)) for env in range(self.num_envs)]
         steps = np.array([g.integers(0, max_steps + 1) for g in generators])
         drawn = {
-            t.name: np.stack([t.action.draw(g, len(t.agents) * max_steps) for g in generators]) for t in self.teams
+            t.name: np.stack([t.action.draw(g, len(t.agents) * max_steps) for g in generators])
+            for t in self.host_groups
         }
         can_hold = self.runner.can_hold
         for t in range(max_steps):
-            for team in self.teams:
-                rows = slice(t * len(team.agents), (t + 1) * len(team.agents))
-                self.arrays[f"{team.name}.action"][...] = drawn[team.name][:, rows]
+            for group in self.host_groups:
+                rows = slice(t * len(group.agents), (t + 1) * len(group.agents))
+                self.arrays[f"{group.name}.action"][...] = drawn[group.name][:, rows]
             # A native batch cannot hold envs: all of them move, and each restarts before the first of its own steps.
             self.arrays["command"][:] = np.where(steps > t, STEP, HOLD) if can_hold else STEP
             self._run()

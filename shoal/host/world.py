@@ -10,13 +10,13 @@ import torch
 
 from shoal.core.errors import ShoalError
 from shoal.core.extras import needs_extras
-from shoal.core.launch import rest_until_done
+from shoal.core.launch import wait_for_stream
 from shoal.core.store import full_device
 from shoal.core.user_code import UserCode
 from shoal.core.world import EpisodeStatistics, Group, GroupOutputs, LastEpisode, Outputs, World
 from shoal.host.config import HostConfig, Schedule
 from shoal.host.device_bridge import RewardTransform
-from shoal.host.envs import Team, close_envs, env_class, teams_of
+from shoal.host.envs import HostGroup, close_envs, env_class, host_groups_of
 from shoal.host.make_runner import RunnerSpec
 from shoal.host.native import NativeLibrary, NativeRunner
 from shoal.host.runners import SerialRunner
@@ -62,7 +62,7 @@ class HostWorld(World):
         self.config = config or self.Config()
         self.repeat = action_repeat
         self.limit = self._limit(time_limit)
-        self.teams = self.teams_of(self.config)
+        self.host_groups = self.host_groups_of(self.config)
         self.groups = tuple(_on_device(g, frame_stack, obs_dtype) for g in self.groups_of(self.config))
         self.outputs = self._own_outputs = _allocate(self.groups, num_envs, self.device)
         self._vector_env: HostVectorEnv | None = None
@@ -76,7 +76,7 @@ class HostWorld(World):
         return Source(cls.kind, cls.env_name, config.env_kwargs, config.render)
 
     @classmethod
-    def teams_of(cls, config: HostConfig) -> list[Team]:
+    def host_groups_of(cls, config: HostConfig) -> list[HostGroup]:
         """The groups of agents, found by making one env."""
         return _probe(cls.source(config))
 
@@ -85,13 +85,13 @@ class HostWorld(World):
         """The groups as policies see them."""
         return tuple(
             Group(
-                team.name,
-                observation_space(team.observation),
-                action_space(team.action),
-                agents=len(team.agents),
+                group.name,
+                observation_space(group.observation),
+                action_space(group.action),
+                agents=len(group.agents),
                 can_leave=cls.writes_alive,
             )
-            for team in cls.teams_of(config)
+            for group in cls.host_groups_of(config)
         )
 
     @classmethod
@@ -134,7 +134,9 @@ class HostWorld(World):
     def vector_env(self) -> HostVectorEnv:
         """The envs, made at the first use: reading the groups of a world starts no process."""
         if self._vector_env is None:
-            self._vector_env = HostVectorEnv(self._runner_spec(), self.teams, self.device, self.reward_transform())
+            self._vector_env = HostVectorEnv(
+                self._runner_spec(), self.host_groups, self.device, self.reward_transform()
+            )
         return self._vector_env
 
     def started(self) -> HostVectorEnv:
@@ -225,7 +227,7 @@ class HostWorld(World):
         if self.config.schedule == "lockstep":
             torch.cuda.current_stream(self.device).synchronize()  # sync: the host steps with these actions
         else:
-            rest_until_done(self.device)  # sync: as above
+            wait_for_stream(self.device)  # sync: as above
 
     # --- statistics and state ---------------------------------------------------------------------------------------
 
@@ -294,14 +296,14 @@ def _on_device(group: Group, frame_stack: int, obs_dtype: str) -> Group:
 
 
 @cache
-def _probe(source: Source) -> list[Team]:
+def _probe(source: Source) -> list[HostGroup]:
     env = source.make()
     try:
         with UserCode(f"The spaces of {source} cannot be used", env_class(env)):
-            teams = teams_of(env)
-            for team in teams:
-                observation_space(team.observation)
-                action_space(team.action)
-            return teams
+            host_groups = host_groups_of(env)
+            for group in host_groups:
+                observation_space(group.observation)
+                action_space(group.action)
+            return host_groups
     finally:
         close_envs([env])

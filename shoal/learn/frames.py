@@ -74,7 +74,7 @@ def add_store_finals(
     lanes = _threads_per_frame(plan, arrays[0])
     inputs = [lanes, envs, agents, ring.shape[0], wp.from_torch(num_new), wp.from_torch(count), *arrays]
     threads = slots * envs * agents * lanes
-    plan.add_kernel(keep_kernel(WORDS[size][1]), threads, inputs, unit=_frames_per_core(arrays[0]), block=BLOCK)
+    plan.add_kernel(store_kernel(WORDS[size][1]), threads, inputs, unit=_frames_per_core(arrays[0]), block=BLOCK)
 
 
 def _threads_per_frame(plan: Plan, frames: wp.array) -> int:
@@ -102,12 +102,12 @@ def gather_kernel(word: Any) -> Any:
         out: wp.array2d(dtype=word),
     ):
         i = first + wp.tid()
-        place = (i // lanes) % stack
+        frame = (i // lanes) % stack
         sample = i // (lanes * stack)
         size = frames.shape[1]
-        row = source[sample, place]
+        row = source[sample, frame]
         for w in range(i % lanes, size, lanes):
-            at = place * size + w
+            at = frame * size + w
             if row >= 0:
                 out[sample, at] = frames[row, w]
             else:
@@ -117,11 +117,11 @@ def gather_kernel(word: Any) -> Any:
 
 
 @cache
-def keep_kernel(word: Any) -> Any:
+def store_kernel(word: Any) -> Any:
     """The kernel of `add_store_finals` for one word type."""
 
     @no_type_check
-    def keep(
+    def store(
         first: int,
         lanes: int,
         envs: int,
@@ -138,8 +138,8 @@ def keep_kernel(word: Any) -> Any:
         env = (row // agents) % envs
         slot = row // (agents * envs)
         if slot < num_new[env]:
-            place = (count[env] - num_new[env] + slot) % capacity
+            cell = (count[env] - num_new[env] + slot) % capacity
             for w in range(i % lanes, finals.shape[1], lanes):
-                ring[(place * envs + env) * agents + agent, w] = finals[row, w]
+                ring[(cell * envs + env) * agents + agent, w] = finals[row, w]
 
-    return wp.kernel(keep, module="unique", module_options={"enable_backward": False})
+    return wp.kernel(store, module="unique", module_options={"enable_backward": False})

@@ -53,11 +53,11 @@ class LearnerConfig:
     adam_eps: PositiveFloat = 1e-5
     """Epsilon of the optimizer, for numerical stability."""
 
-    network: ClassVar[tuple[str, ...]] = ()
+    network_settings: ClassVar[tuple[str, ...]] = ()
     """Names of the settings that determine the policy's network."""
-    like: ClassVar[str] = ""
+    presets_of: ClassVar[str] = ""
     """Name of the algorithm whose presets apply where a world has none for this one."""
-    run: ClassVar[dict[str, Any]] = {}
+    run_defaults: ClassVar[dict[str, Any]] = {}
     """Default run settings of this algorithm, below those of the world and the user."""
 
     def __post_init__(self):
@@ -68,7 +68,7 @@ class LearnerConfig:
         """`weight_decay`, or the optimizer's default."""
         return LAMB_DECAY * (self.optimizer == "lamb") if self.weight_decay is None else self.weight_decay
 
-    def optimize(self, module: nn.Module, compiled: bool) -> Adam:
+    def make_optimizer(self, module: nn.Module, compiled: bool) -> Adam:
         """Create the optimizer of a module's parameters."""
         make = OPTIMIZERS[self.optimizer]
         return make(module, self.adam_eps, self.max_grad_norm, compiled, weight_decay=self.resolved_weight_decay)
@@ -107,12 +107,13 @@ class LearnerConfig:
     def check_processes(self, steps: int, lanes: int, rnn: bool, processes: int) -> None:
         """Refuse a number of processes that cannot split the batch; each has `lanes` envs x agents."""
 
-    def check_cuts(self, rnn: bool) -> None:
+    def check_preemption(self, rnn: bool) -> None:
         """Refuse preempted rollouts, if this algorithm does not support them."""
 
 
 class Learner:
-    """Base of all learners. After every rollout, call `store`, then `update` as often as `due` returns.
+    """Base of all learners. After every rollout, call `store`, then `update` as often as
+    `updates_due` returns.
 
     `store` and `update` make no lasting allocations and read nothing on the host, so CUDA graphs can capture them.
     """
@@ -140,7 +141,9 @@ class Learner:
         self.policy, self.rollout, self.config, self.seed = policy, rollout, config, seed
         self.device = rollout.reward.device
         self.bf16 = bf16
-        self.optimizers = {name: config.optimize(module, compiled) for name, module in self.trainable_parts().items()}
+        self.optimizers = {
+            name: config.make_optimizer(module, compiled) for name, module in self.trainable_parts().items()
+        }
         """Optimizers of the policy's parts with separate losses, by name."""
         self.optimizer = next(iter(self.optimizers.values()))
         if reducer.size > 1:

@@ -11,7 +11,7 @@ ROW = 512
 ALIGNMENT = 4
 """Otherwise parameters are padded to this many elements (16 bytes), as compiled vector loads need."""
 
-LARGEST_NORM = 10.0
+MAX_WEIGHT_NORM = 10.0
 """Upper bound of a parameter's norm in Lamb."""
 
 TRUST = (0.01, 100.0)
@@ -142,7 +142,7 @@ class Lamb(Adam):
     def _scaled_step(self, step: torch.Tensor) -> torch.Tensor:
         step = super()._scaled_step(step)
         length, weight = self._norms(step), self._norms(self.flat.view_as(step))
-        ratio = (weight.clamp(max=LARGEST_NORM) / length).clamp(*TRUST)
+        ratio = (weight.clamp(max=MAX_WEIGHT_NORM) / length).clamp(*TRUST)
         ratio = torch.where(self.is_weight & (weight > 0) & (length > 0), ratio, 1.0)
         return ratio[self.owner].unsqueeze(-1) * step
 

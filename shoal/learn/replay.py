@@ -100,7 +100,7 @@ class Replay:
         self.serial = torch.full((self.steps, envs), -1, dtype=torch.int32, device=self.device)
         """int32 [R, N]: serial number, per env, of the final observation of the episode truncated here; else -1."""
         final = rollout.final_observation
-        room = _final_room(final.shape[0], self.steps, each, self.time_limit, rollout.cut is not None)
+        room = _final_room(final.shape[0], self.steps, each, self.time_limit, rollout.preempted is not None)
         self.finals = allocate((room, *final.shape[1:]), dtype=final.dtype, device=self.device)
         self.final_alive = None if rollout.final_alive is None else zeros(room, envs, agents, dtype=torch.bool)
         self.final_count = zeros(envs, dtype=torch.int32)
@@ -354,10 +354,10 @@ class Replay:
         if sequences and rollout.rnn_state is not None:
             total += rollout.rnn_state[0].nbytes // stride
         final = rollout.final_observation
-        cuts = (rollout.cut is not None) / rollout.steps
-        share = min(final.shape[0] / rollout.steps, 1 / FINAL_SHARE + cuts)
+        per_preemption = (rollout.preempted is not None) / rollout.steps
+        share = min(final.shape[0] / rollout.steps, 1 / FINAL_SHARE + per_preemption)
         if rollout.time_limit is not None:
-            share = 1 / rollout.time_limit + cuts
+            share = 1 / rollout.time_limit + per_preemption
         return total + round(share * final[0].nbytes)
 
     @property
@@ -406,12 +406,12 @@ def _blocks(rows: torch.Tensor, each: int) -> torch.Tensor:
     return as_words(blocks, 1, word_size(rows[0]))
 
 
-def _final_room(slots: int, rows: int, each: int, time_limit: int | None, cuts: bool) -> int:
+def _final_room(slots: int, rows: int, each: int, time_limit: int | None, preemptible: bool) -> int:
     """Number of final observations stored per env: all of the ring, or a share of its rows without a time limit.
 
-    If rollouts can be preempted (`cuts`), each has one more.
+    `preemptible` rollouts have one more each.
     """
     blocks = rows // each
     if time_limit is not None:
-        return max(slots, -(-rows // time_limit) + 1 + cuts * blocks)
-    return min(slots * blocks, max(slots, rows // FINAL_SHARE) + cuts * blocks)
+        return max(slots, -(-rows // time_limit) + 1 + preemptible * blocks)
+    return min(slots * blocks, max(slots, rows // FINAL_SHARE) + preemptible * blocks)

@@ -18,7 +18,7 @@ def generalized_advantage(
     env: int,
     agent: int,
     gamma: float,
-    lam: float,
+    gae_lambda: float,
     reward_scale: wp.array[float],
     reward: wp.array3d[float],
     value: wp.array3d[float],
@@ -35,10 +35,10 @@ def generalized_advantage(
     advantage: wp.array3d[float],
     target: wp.array3d[float],
 ):
-    """A_t = r_t + gamma (V(s_{t+1}) + lam D_{t+1}) - V(s_t),  target V(s_t) + D_t;  D = A   (Schulman et al. 2016).
+    """A_t = r_t + gamma (V(s_{t+1}) + lambda D_{t+1}) - V(s_t),  target V(s_t) + D_t;  D = A   (Schulman et al. 2016).
 
     With `use_vtrace`, the ratio w_t = pi(a_t) / mu(a_t) corrects for the lag of the behavior policy mu (Espeholt et al.
-    2018): D_t = min(w_t, rho) (r_t + gamma V(s_{t+1}) - V(s_t)) + gamma lam min(w_t, c) D_{t+1}.
+    2018): D_t = min(w_t, rho) (r_t + gamma V(s_{t+1}) - V(s_t)) + gamma lambda min(w_t, c) D_{t+1}.
 
     At the end of an episode the bracket is 0 if it terminated, and the value of the final observation if it was
     truncated. An agent that leaves has terminated. Between an agent's decisions, discounted rewards accumulate, so that
@@ -82,10 +82,10 @@ def generalized_advantage(
         if can_wait:
             is_decision = is_decision and is_decision_step[env, t, agent]
         if is_decision:
-            gae = next_value + lam * trace - v
+            gae = next_value + gae_lambda * trace - v
             if use_vtrace:
                 w = ratio[env, t, agent]
-                trace = wp.min(w, rho_clip) * (next_value - v) + lam * wp.min(w, trace_clip) * trace
+                trace = wp.min(w, rho_clip) * (next_value - v) + gae_lambda * wp.min(w, trace_clip) * trace
             else:
                 trace = gae
             next_value = v
@@ -104,7 +104,7 @@ def discounted_sum(
     reward: wp.array3d[float],
     terminated: wp.array2d[wp.bool],
     truncated: wp.array2d[wp.bool],
-    cut: wp.array[wp.bool],
+    preempted: wp.array[wp.bool],
     carry: wp.array2d[float],
     total: wp.array3d[float],
 ):
@@ -120,7 +120,7 @@ def discounted_sum(
         if terminated[env, t] or truncated[env, t]:
             at_end = running
             running = 0.0
-    carry[env, agent] = wp.where(cut[env], at_end, running)
+    carry[env, agent] = wp.where(preempted[env], at_end, running)
 
 
 def _env_first(tensor: torch.Tensor) -> torch.Tensor:
@@ -136,7 +136,7 @@ def advantage_plan(
     advantage: torch.Tensor,
     target: torch.Tensor,
     gamma: float,
-    lam: float,
+    gae_lambda: float,
     ratio: torch.Tensor | None = None,
     clips: tuple[float, float] = (1.0, 1.0),
 ) -> Plan:
@@ -150,7 +150,7 @@ def advantage_plan(
         advantage: Output [T, N, A].
         target: Output [T, N, A].
         gamma: Discount factor.
-        lam: Lambda of GAE.
+        gae_lambda: Lambda of GAE.
         ratio: Probability ratio of current and behavior policy [T, N, A], for V-trace (None: GAE).
         clips: V-trace's bounds rho and c of the ratio.
     """
@@ -158,7 +158,7 @@ def advantage_plan(
     always = ALL_TRUE.to(value.device).expand(1, envs, agents).contiguous()
     arguments = dict(
         gamma=gamma,
-        lam=lam,
+        gae_lambda=gae_lambda,
         reward_scale=Broadcast(reward_scale),
         reward=_env_first(rollout.reward),
         value=_env_first(value),
@@ -187,7 +187,7 @@ def discounted_plan(rollout: Rollout, carry: torch.Tensor, total: torch.Tensor, 
         reward=_env_first(rollout.reward),
         terminated=_env_first(rollout.terminated),
         truncated=_env_first(rollout.truncated),
-        cut=never if rollout.cut is None else rollout.cut,
+        preempted=never if rollout.preempted is None else rollout.preempted,
         carry=carry,
         total=_env_first(total),
     )

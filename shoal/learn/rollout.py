@@ -27,7 +27,7 @@ class Rollout:
     log_prob: torch.Tensor
     """float32 [T, N, A]: log-probability under the behavior policy."""
     value: torch.Tensor
-    """float32 [T + 1, N, A]: values, computed while collecting if `valued`, else by the learner."""
+    """float32 [T + 1, N, A]: values, computed while collecting if `has_values`, else by the learner."""
     reward: torch.Tensor
     """float32 [T, N, A]"""
     terminated: torch.Tensor
@@ -48,14 +48,14 @@ class Rollout:
     """float32 [2, N, A, S]: recurrent states before row 0, and the current ones, before row T (None: no RNN)."""
     final_state: torch.Tensor | None
     """float32 [K, N, A, S]: recurrent states at the final observations (None: no RNN)."""
-    cut: torch.Tensor | None
+    preempted: torch.Tensor | None
     """bool [N]: whether the rollout was preempted: its last truncation is artificial, and the episode continues in the
     next rollout (None: rollouts are never preempted)."""
     epsilon: torch.Tensor | None
     """float32 [N, A]: probability of a random action (None: the policy samples from a distribution)."""
     version: torch.Tensor
     """int32 [1]: number of updates of the behavior policy."""
-    valued: bool = False
+    has_values: bool = False
     """Whether the first T rows of `value` are computed while collecting."""
     time_limit: int | None = None
     """Minimum number of steps between two truncations of an env (None: unknown)."""
@@ -90,22 +90,24 @@ class Rollout:
             rows = getattr(self, name)
             if rows is not None:
                 rows[0].copy_(rows[-1])
-        if self.cut is not None and self.alive is not None:
-            self.cut.zero_()
+        if self.preempted is not None and self.alive is not None:
+            self.preempted.zero_()
             self.alive[1:] = True  # not written during the rollout if agents cannot leave
 
-    def settle(self, t: int | torch.Tensor, envs: slice | torch.Tensor = EVERYTHING, sits_out: bool = False) -> None:
+    def update_ages(
+        self, t: int | torch.Tensor, envs: slice | torch.Tensor = EVERYTHING, reset_only_step: bool = False
+    ) -> None:
         """Update ages and zero the recurrent states of ended episodes after step t.
 
         Args:
             t: The step, or int64 [n], one per env.
             envs: The envs, or int64 [n].
-            sits_out: Whether autoreset is NEXT_STEP: the reset-only step is marked terminated, so that the recurrent
-                state is zeroed.
+            reset_only_step: Whether autoreset is NEXT_STEP: the reset-only step is marked terminated, so that the
+                recurrent state is zeroed.
         """
         if self.age is None and self.rnn_state is None:
             return
-        if sits_out and self.alive is not None:
+        if reset_only_step and self.alive is not None:
             self.terminated[t, envs] = self.terminated[t, envs] | ~self.alive[t, envs].any(-1)
         ended = self.terminated[t, envs] | self.truncated[t, envs]
         # With slices these are views, updated in place, and the assignments below have no effect.
@@ -117,7 +119,7 @@ class Rollout:
             self.rnn_state[-1, envs] = self.rnn_state[-1, envs].masked_fill_(ended.view(-1, 1, 1), 0.0)
 
     @property
-    def latest_cut(self) -> int:
+    def max_preempt_step(self) -> int:
         """Maximum step of a preemption: the frames of row T must fit into the remaining rows."""
         return self.steps - max(1, self.stack - 1)
 
@@ -141,16 +143,16 @@ class Rollout:
             if rows is not None:
                 rows[steps:whole, envs] = 0
         self.truncated[last, going] = True
-        if self.cut is not None:
-            self.cut[going] = True
+        if self.preempted is not None:
+            self.preempted[going] = True
 
-    def begin(self) -> None:
+    def start_episodes(self) -> None:
         """Start new episodes with the next rollout."""
         for tensor in (self.age, self.rnn_state):
             if tensor is not None:
                 tensor[-1].zero_()
 
-    def carried(self) -> dict[str, torch.Tensor]:
+    def carry_state(self) -> dict[str, torch.Tensor]:
         """The tensors from which the next rollout starts, by name."""
         found = {name: getattr(self, name)[-1] for name in CARRIED if getattr(self, name) is not None}
         return found if self.stack == 1 else {**found, "history": self.observation[-self.stack : -1]}
@@ -202,7 +204,7 @@ def allocate(
     device: torch.device,
     state_size: int = 0,
     explores: bool = False,
-    cuts: bool = False,
+    preemptible: bool = False,
 ) -> Rollout:
     """Allocate a rollout of the groups that share a policy, with their agents concatenated.
 
@@ -214,9 +216,9 @@ def allocate(
         device: The device.
         state_size: Size of an agent's recurrent state (0: no RNN).
         explores: Whether agents explore with random-action rates.
-        cuts: Whether rollouts can be preempted, up to once per env.
+        preemptible: Whether rollouts can be preempted, up to once per env.
     """
-    truncations = min(steps, truncations + cuts)
+    truncations = min(steps, truncations + preemptible)
     batch = (num_envs, sum(g.agents for g in groups))
     see, act, stack = groups[0].observation, groups[0].action, groups[0].stack
 
@@ -226,7 +228,7 @@ def allocate(
     def ones(wanted: bool, *shape: int) -> torch.Tensor | None:
         return torch.ones(shape, dtype=torch.bool, device=device) if wanted else None
 
-    leaves = cuts or any(g.can_leave for g in groups)
+    leaves = preemptible or any(g.can_leave for g in groups)
     return Rollout(
         observation=zeros(stack + steps, *batch, *see.shape, dtype=see.dtype),
         age=zeros(steps + 1, num_envs, dtype=torch.int32) if stack > 1 else None,
@@ -243,7 +245,7 @@ def allocate(
         is_decision_step=ones(any(g.action_interval > 1 for g in groups), steps + 1, *batch),
         rnn_state=zeros(2, *batch, state_size) if state_size else None,
         final_state=zeros(truncations, *batch, state_size) if state_size else None,
-        cut=zeros(num_envs, dtype=torch.bool) if cuts else None,
+        preempted=zeros(num_envs, dtype=torch.bool) if preemptible else None,
         epsilon=zeros(*batch) if explores else None,
         version=zeros(1, dtype=torch.int32),
     )

@@ -36,7 +36,7 @@ class AgentCameras:
             views,
             (config.image_size, config.image_size),
             {name: torch.float16 for name, _ in image_shapes(config)},
-            fov=config.hfov,
+            hfov=config.hfov,
             max_depth=config.max_depth,
             movers=movers,
             own_images=False,

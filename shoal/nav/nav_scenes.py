@@ -187,8 +187,8 @@ class NavScenes:
             "goal_positions": Broadcast(self.fields.goal),
             "start_cells": Broadcast(self.start_cells),
             "goal_starts": Broadcast(self.goal_starts),
-            "choice": Broadcast(self.pool.choice),
-            "choices": Broadcast(self.pool.choices),
+            "active_rows": Broadcast(self.pool.active_rows),
+            "num_active": Broadcast(self.pool.num_active),
             "episode_count": Broadcast(self.episode_count),
             "episode_start": Broadcast(self.episode_start),
         }

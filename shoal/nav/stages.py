@@ -95,15 +95,15 @@ def enter_scene(
     bumps: wp.array2d(dtype=float),
     path_length: wp.array(dtype=float),
     collisions: wp.array(dtype=float),
-    choice: wp.array(dtype=int),
-    choices: wp.array(dtype=int),
+    active_rows: wp.array(dtype=int),
+    num_active: wp.array(dtype=int),
 ):
     """Choose a scene in memory, at random or, in evaluations, by env number; reset the path."""
-    c = integer(rng, 0, choices[0])
+    c = integer(rng, 0, num_active[0])
     if evaluating:
-        c = env_id[env] % choices[0]
+        c = env_id[env] % num_active[0]
     for k in range(num_agents):
-        row[env, k] = choice[c]
+        row[env, k] = active_rows[c]
         present[env, k] = True
         previous[env, k] = 0
         walked[env, k] = 0.0
@@ -138,13 +138,13 @@ def episode_slot(
     evaluating: bool,
     rng: Random,
     env_id: wp.array(dtype=int),
-    choices: wp.array(dtype=int),
+    num_active: wp.array(dtype=int),
     count: int,
 ) -> int:
     """Episode of the k-th agent: random or, in evaluations, by env number; different for each agent of an env."""
     first = integer(rng, 1, count)
     if evaluating:
-        first = env_id[env] // choices[0]
+        first = env_id[env] // num_active[0]
     return (first + k) % count
 
 
@@ -168,7 +168,7 @@ def sample_start_and_goal(
     goal_starts: wp.array2d(dtype=wp.vec2i),
     episode_count: wp.array(dtype=int),
     episode_start: wp.array2d(dtype=wp.vec4),
-    choices: wp.array(dtype=int),
+    num_active: wp.array(dtype=int),
     min_distance: float,
     max_distance: float,
 ):
@@ -181,7 +181,7 @@ def sample_start_and_goal(
         far = float(0.0)
         facing = uniform(rng, first + STREAMS - 1, -3.1415927, 3.1415927)
         if episode_count[r] > 0:
-            slot = episode_slot(env, k, evaluating, rng, env_id, choices, episode_count[r])
+            slot = episode_slot(env, k, evaluating, rng, env_id, num_active, episode_count[r])
             given = episode_start[r, slot]
             from_ = wp.vec3(given[0], given[1], given[2])
             facing = given[3]
@@ -235,7 +235,7 @@ def sample_start(
     goal_positions: wp.array2d(dtype=wp.vec3),
     episode_count: wp.array(dtype=int),
     episode_start: wp.array2d(dtype=wp.vec4),
-    choices: wp.array(dtype=int),
+    num_active: wp.array(dtype=int),
 ):
     """Sample a start for tasks without a goal, or choose that of a given episode.
 
@@ -247,7 +247,7 @@ def sample_start(
         slot = int(0)
         facing = uniform(rng, first + STREAMS - 1, -3.1415927, 3.1415927)
         if episode_count[r] > 0:
-            slot = episode_slot(env, k, evaluating, rng, env_id, choices, episode_count[r])
+            slot = episode_slot(env, k, evaluating, rng, env_id, num_active, episode_count[r])
             facing = episode_start[r, slot][3]
         else:
             found = bool(False)

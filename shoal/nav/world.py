@@ -215,7 +215,7 @@ class NavWorld(KernelWorld):
         # Placeholders for the tables of NavScenes, so that parameters can be checked before scenes are loaded.
         kinds = dict(field=(torch.int16, (1, 1, 1)), goal_positions=(torch.float32, (1, 1, 3)))
         kinds |= dict(start_cells=(torch.int32, (1, 1)), goal_starts=(torch.int32, (1, 1, 2)))
-        kinds |= dict(choice=(torch.int32, (1,)), choices=(torch.int32, (1,)))
+        kinds |= dict(active_rows=(torch.int32, (1,)), num_active=(torch.int32, (1,)))
         kinds |= dict(episode_count=(torch.int32, (1,)), episode_start=(torch.float32, (1, 1, 4)))
         for name, (dtype, shape) in kinds.items():
             self._tables[name] = Broadcast(torch.zeros(shape, dtype=dtype, device=self.device))

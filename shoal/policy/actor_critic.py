@@ -89,7 +89,7 @@ class ActorCritic(Policy):
         raw = (linear if self.rnn is None else wide_linear)(features, weight, bias)
         return self.head.params(raw[..., :-1], mask), raw[..., -1].float()
 
-    def _torsos(self) -> list[nn.Module]:
+    def _encoders(self) -> list[nn.Module]:
         return [self.policy_encoder] if self.shared else [self.policy_encoder, self.value_encoder]
 
 

@@ -89,17 +89,17 @@ class Policy(nn.Module):
     @property
     def has_moments(self) -> bool:
         """Whether any running moments are in use."""
-        return self.normalize or any(getattr(encoder, "has_moments", False) for encoder in self._torsos())
+        return self.normalize or any(getattr(encoder, "has_moments", False) for encoder in self._encoders())
 
     def update_normalizer(self, observation: torch.Tensor, weight: torch.Tensor | None = None) -> None:
         """Update running moments with observations [batch, *shape]; samples of `weight` [batch] 0 are ignored."""
         if self.normalize:
             self.moments.merge(observation, weight)
-        for encoder in self._torsos():
+        for encoder in self._encoders():
             if getattr(encoder, "has_moments", False):
                 cast(NormalizingEncoder, encoder).update_normalizer(observation, weight)
 
-    def _torsos(self) -> list[nn.Module]:
+    def _encoders(self) -> list[nn.Module]:
         return [self.policy_encoder]
 
     def activations(self) -> int:
@@ -109,7 +109,7 @@ class Policy(nn.Module):
             counted.append(self.group.policy_observation.size)
         if self.rnn is not None:
             counted.append(self.rnn.activations())
-        for encoder in self._torsos():
+        for encoder in self._encoders():
             counted.append(_torso_activations(encoder, self.moments.mean.shape))
         return sum(counted)
 

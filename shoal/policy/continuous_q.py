@@ -28,7 +28,7 @@ class SquashedHead(Head):
     """
 
     gaussian_noise = True
-    played_rate = 0.0
+    eval_epsilon = 0.0
     """Random-action rate of a stochastic evaluation."""
 
     def __init__(
@@ -145,7 +145,7 @@ class ContinuousQPolicy(Policy):
         observation, action = self._preprocess(observation), action.view(len(action), -1)
         return torch.stack([critic(observation, action) for critic in self.critics])
 
-    def _torsos(self) -> list[nn.Module]:
+    def _encoders(self) -> list[nn.Module]:
         return [self.policy_encoder, *(critic.encoder for critic in self.critics if isinstance(critic, Critic))]
 
     def activations(self) -> int:

@@ -50,7 +50,7 @@ def act_kernel(
     bias2,
     head_weight,
     head_bias,
-    vf_coef,
+    value_weight,
     value_bias,
     allowed,
     parts,
@@ -108,7 +108,7 @@ def act_kernel(
     features = activate(total, KIND).to(tl.bfloat16)
 
     if HAS_VALUE:
-        w = tl.load(vf_coef + h, mask=h < HIDDEN2, other=0.0).to(tl.bfloat16).to(tl.float32)
+        w = tl.load(value_weight + h, mask=h < HIDDEN2, other=0.0).to(tl.bfloat16).to(tl.float32)
         v = tl.sum(features.to(tl.float32) * w[None, :], axis=1) + tl.load(value_bias)
         tl.store(value + row, v, mask=live)
 
@@ -223,7 +223,7 @@ class FusedActor:
         )
 
 
-def fits(policy: Policy) -> TypeGuard[ActorCritic]:
+def supports(policy: Policy) -> TypeGuard[ActorCritic]:
     """Whether the kernel supports a policy: two narrow hidden layers, discrete actions, no frame stack, no RNN."""
     encoder, head = policy.policy_encoder, policy.head
     if policy.group.stack > 1 or policy.rnn is not None:

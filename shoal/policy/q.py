@@ -47,15 +47,15 @@ class NoisyLinear(nn.Linear):
 
     def __init__(self, inputs: int, outputs: int):
         super().__init__(inputs, outputs)
-        spread = SIGMA_INIT / math.sqrt(inputs)
-        self.weight_spread = nn.Parameter(torch.full((outputs, inputs), spread))
-        self.bias_spread = nn.Parameter(torch.full((outputs,), spread))
+        sigma = SIGMA_INIT / math.sqrt(inputs)
+        self.weight_sigma = nn.Parameter(torch.full((outputs, inputs), sigma))
+        self.bias_sigma = nn.Parameter(torch.full((outputs,), sigma))
         self.register_buffer("noise", torch.zeros(inputs + outputs), persistent=False)
 
     def perturbed(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Weight and bias with the current noise."""
         before, after = self.noise.split([self.in_features, self.out_features])
-        return self.weight + self.weight_spread * torch.outer(after, before), self.bias + self.bias_spread * after
+        return self.weight + self.weight_sigma * torch.outer(after, before), self.bias + self.bias_sigma * after
 
 
 class QHead(nn.Module):
@@ -70,7 +70,7 @@ class QHead(nn.Module):
     """
 
     gaussian_noise = False
-    played_rate = 0.001
+    eval_epsilon = 0.001
     """Random-action rate of a stochastic evaluation."""
     support: torch.Tensor
     """float32 [width]: weights whose weighted sum is the Q-value; for atoms, the support."""
@@ -114,14 +114,14 @@ class QHead(nn.Module):
         parts = [part - part.mean(dim=-2, keepdim=True) for part in advantage.split(self.nvec, dim=-2)]
         return value + torch.cat(parts, dim=-2)
 
-    def q_values(self, numbers: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    def q_values(self, q_logits: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         """Q-values [batch, choices], the means of the distributions; `MASKED` for masked choices."""
-        mean = ((numbers.softmax(dim=-1) if self.atoms > 1 else numbers) * self.support).sum(dim=-1)
+        mean = ((q_logits.softmax(dim=-1) if self.atoms > 1 else q_logits) * self.support).sum(dim=-1)
         return mean if mask is None else torch.where(mask, mean, MASKED)
 
-    def greedy_choices(self, worth: torch.Tensor) -> torch.Tensor:
+    def greedy_choices(self, q_values: torch.Tensor) -> torch.Tensor:
         """Choices [batch, parts] of the highest Q-values [batch, choices]."""
-        return torch.stack([part.argmax(dim=-1) for part in worth.split(self.nvec, dim=-1)], dim=-1)
+        return torch.stack([part.argmax(dim=-1) for part in q_values.split(self.nvec, dim=-1)], dim=-1)
 
     def explore(self, noise: torch.Tensor, rate: torch.Tensor | float) -> None:
         """Prepare noise [..., lanes, width] for `sample`, in place; `rate` is the probability of a random action."""

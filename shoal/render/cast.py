@@ -4,21 +4,21 @@ from typing import no_type_check
 
 import warp as wp
 
-from shoal.scene.memory import MIDDLE
-from shoal.scene.pack import LEAF_BITS, LOOK_WORDS, MATERIAL_WORDS, NODE_WORDS, TRIANGLE_WORDS
+from shoal.scene.memory import CENTER
+from shoal.scene.pack import ATTRIBUTE_WORDS, LEAF_BITS, MATERIAL_WORDS, NODE_WORDS, TRIANGLE_WORDS
 from shoal.scene.tree import STACK
 
 # Only this package fuses sums and products: speed of rays matters more than equal last bits on CPU and GPU.
 wp.set_module_options({"enable_backward": False})
 
-NODES, TRIANGLES, LOOKS, MATERIALS, TEXELS = 0, 1, 2, 3, 4
+NODES, TRIANGLES, ATTRIBUTES, MATERIALS, TEXELS = 0, 1, 2, 3, 4
 """Columns of the table of scenes; each holds the first word of a section."""
 
 Words = wp.array(dtype=wp.vec4)
 Table = wp.array2d(dtype=int)
 
 _TRIANGLE = wp.constant(TRIANGLE_WORDS)
-_LOOK = wp.constant(LOOK_WORDS)
+_ATTRIBUTE = wp.constant(ATTRIBUTE_WORDS)
 _MATERIAL = wp.constant(MATERIAL_WORDS)
 
 EDGE = 1e-5
@@ -204,9 +204,9 @@ def trace(words: Words, table: Table, row: int, origin: wp.vec3, direction: wp.v
     start = origin
     if searching:
         start = origin - wp.vec3(
-            wp.cast(table[row, MIDDLE], float),
-            wp.cast(table[row, MIDDLE + 1], float),
-            wp.cast(table[row, MIDDLE + 2], float),
+            wp.cast(table[row, CENTER], float),
+            wp.cast(table[row, CENTER + 1], float),
+            wp.cast(table[row, CENTER + 2], float),
         )
     while searching:
         nodes = table[row, NODES]
@@ -297,7 +297,7 @@ def sample_texture(words: Words, texels: int, picture: wp.vec4, u: float, v: flo
 @wp.func
 @no_type_check
 def texture_coordinates(one: wp.vec4, two: wp.vec4, u: float, v: float) -> wp.vec2:
-    """Texture coordinates of a point on a triangle, from the first two words of its look."""
+    """Texture coordinates of a point on a triangle, from the first two words of its attributes."""
     w = 1.0 - u - v
     return wp.vec2(one[0] * w + one[2] * u + two[0] * v, one[1] * w + one[3] * u + two[1] * v)
 
@@ -306,10 +306,10 @@ def texture_coordinates(one: wp.vec4, two: wp.vec4, u: float, v: float) -> wp.ve
 @no_type_check
 def surface_color(words: Words, table: Table, row: int, triangle: int, u: float, v: float, fineness: float) -> wp.vec4:
     """Color and alpha of a point on a triangle. `fineness` is log2 of the pixel's size there, in meters."""
-    look = table[row, LOOKS] + triangle * _LOOK
-    one = word(words, look)
-    two = word(words, look + 1)
-    three = word(words, look + 2)
+    attributes = table[row, ATTRIBUTES] + triangle * _ATTRIBUTE
+    one = word(words, attributes)
+    two = word(words, attributes + 1)
+    three = word(words, attributes + 2)
     material = table[row, MATERIALS] + (bits(two[3]) & 65535) * _MATERIAL
     color = word(words, material)
     picture = word(words, material + 1)
@@ -326,8 +326,8 @@ def surface_color(words: Words, table: Table, row: int, triangle: int, u: float,
 @no_type_check
 def is_solid(words: Words, table: Table, row: int, triangle: int, u: float, v: float) -> bool:
     """Whether the material of the triangle is not cut out at this point, by the finest level of its texture."""
-    look = table[row, LOOKS] + triangle * _LOOK
-    material = table[row, MATERIALS] + (bits(words[look + 1][3]) & 65535) * _MATERIAL
+    attributes = table[row, ATTRIBUTES] + triangle * _ATTRIBUTE
+    material = table[row, MATERIALS] + (bits(words[attributes + 1][3]) & 65535) * _MATERIAL
     cutoff = words[material + 1][3]
     solid = bool(True)
     if cutoff > 0.0:

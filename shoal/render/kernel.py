@@ -8,9 +8,9 @@ import torch
 import warp as wp
 
 from shoal.core.store import TORCH_TYPES
-from shoal.render.cast import LOOKS, Hit, Table, Words, bits, face_normal, holds_scene, surface_color, trace
+from shoal.render.cast import ATTRIBUTES, Hit, Table, Words, bits, face_normal, holds_scene, surface_color, trace
 from shoal.render.movers import MESH, bounding_radius, intersect_shape, near_ray, shape_normal, unit_quat
-from shoal.scene.pack import LOOK_WORDS
+from shoal.scene.pack import ATTRIBUTE_WORDS
 
 TILE = (4, 8)
 """Width and height of the tile of pixels that a warp of 32 threads renders; (8, 4) is 6 % slower."""
@@ -39,7 +39,7 @@ WARP_TYPES = {torch_type: warp_type for warp_type, torch_type in TORCH_TYPES.ite
 
 
 @dataclass(frozen=True)
-class Recipe:
+class KernelVariant:
     """Constants that the kernel is compiled for."""
 
     width: int
@@ -61,21 +61,21 @@ class Recipe:
 
 
 @cache
-def render_kernel(recipe: Recipe) -> Any:
-    """The kernel for a recipe, with the parameters of `render` below."""
-    kinds = dict(recipe.outputs)
+def render_kernel(variant: KernelVariant) -> Any:
+    """The kernel for a variant, with the parameters of `render` below."""
+    kinds = dict(variant.outputs)
     depth_type, rgb_type, semantic_type, instance_type, normal_type = (
         WARP_TYPES[kinds.get(name, default)] for name, default in DEFAULT_TYPES.items()
     )
-    per_view, tiles_x, width, height = recipe.rays_per_view, recipe.tiles[0], recipe.width, recipe.height
+    per_view, tiles_x, width, height = variant.rays_per_view, variant.tiles[0], variant.width, variant.height
     wants_depth, wants_rgb = "depth" in kinds, "rgb" in kinds
     wants_semantic, wants_instance, wants_normal = "semantic" in kinds, "instance" in kinds, "normal" in kinds
-    wants_facing = wants_normal or (wants_rgb and recipe.light)
+    wants_facing = wants_normal or (wants_rgb and variant.light)
     wants_more = wants_rgb or wants_semantic or wants_instance or wants_normal
     depth_bytes, rgb_bytes, normal_bytes = (kind is wp.uint8 for kind in (depth_type, rgb_type, normal_type))
     # Numbers that do not fit in a byte become 255.
     most_semantic, most_instance = (255 if kind is wp.uint8 else 2**31 - 1 for kind in (semantic_type, instance_type))
-    has_movers, light, masked = recipe.movers, recipe.light, recipe.masked
+    has_movers, light, masked = variant.movers, variant.light, variant.masked
 
     @no_type_check
     def render(
@@ -199,9 +199,9 @@ def render_kernel(recipe: Recipe) -> Any:
                             facing = -facing
                 if wp.static(wants_semantic or wants_instance):
                     if of_mesh:
-                        look = table[shown, wp.static(LOOKS)] + hit.triangle * wp.static(LOOK_WORDS)
-                        label = (bits(words[look + 1][3]) >> 16) & 65535
-                        object_id = bits(words[look + 2][3])
+                        attributes = table[shown, wp.static(ATTRIBUTES)] + hit.triangle * wp.static(ATTRIBUTE_WORDS)
+                        label = (bits(words[attributes + 1][3]) >> 16) & 65535
+                        object_id = bits(words[attributes + 2][3])
                     if wp.static(has_movers):
                         if mover >= 0:
                             label = mover_semantic[e, mover]

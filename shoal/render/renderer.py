@@ -16,7 +16,7 @@ from shoal.render.kernel import (
     CHANNELS,
     DEFAULT_TYPES,
     WARP_TYPES,
-    Recipe,
+    KernelVariant,
     find_movers,
     render_kernel,
 )
@@ -63,7 +63,7 @@ class Renderer:
         size: tuple[int, int] = (64, 64),
         outputs: Sequence[str] | Mapping[str, torch.dtype] | str = ("depth", "rgb"),
         *,
-        fov: float = 90.0,
+        hfov: float = 90.0,
         far: float = 1000.0,
         max_depth: float | None = None,
         light: bool = True,
@@ -80,7 +80,7 @@ class Renderer:
             views: number of images.
             size: width and height [pixels].
             outputs: images to render, by name, with dtypes if a mapping.
-            fov: horizontal field of view [degrees].
+            hfov: horizontal field of view [degrees].
             far: largest distance of a hit [m].
             max_depth: largest depth value [m] (None: `far`).
             light: shade colors by the surface's direction.
@@ -101,7 +101,7 @@ class Renderer:
             if isinstance(names, Mapping)
             else {name: DEFAULT_TYPES.get(name, torch.float32) for name in names}
         )
-        check_settings(views, size, kinds, fov, far, max_depth)
+        check_settings(views, size, kinds, hfov, far, max_depth)
         # With depth alone, hits beyond its maximum are not needed.
         self.max_depth = far if max_depth is None else max_depth
         self.far = min(far, self.max_depth) if set(kinds) == {"depth"} else far
@@ -116,7 +116,7 @@ class Renderer:
         """float32 [views, 4]: orientations of the cameras, quaternions x, y, z, w."""
         if rotation is None:
             self.rotation[:, 3] = 1.0
-        self.slope = make(value=math.tan(math.radians(fov) / 2))
+        self.slope = make(value=math.tan(math.radians(hfov) / 2))
         """float32 [views]: tangent of half the horizontal field of view."""
         self.scene = make(dtype=torch.int32) if scene is None else scene
         """int32 [views]: row of the scene memory."""
@@ -130,7 +130,9 @@ class Renderer:
         self.images = {name: make(self.height, self.width, CHANNELS[name], dtype=kind) for name, kind in wanted}
         """By name, images [views, height, width, channels], which every `render` overwrites."""
         self._visible = make(1 + (movers.kind.shape[1] if movers else 0), dtype=torch.int32)
-        self._recipe = Recipe(self.width, self.height, tuple(sorted(kinds.items())), light, movers is not None, False)
+        self._variant = KernelVariant(
+            self.width, self.height, tuple(sorted(kinds.items())), light, movers is not None, False
+        )
         self._plan = self.plan_into(self.images) if self.images else None
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -175,7 +177,7 @@ class Renderer:
             plan.add_kernel(
                 find_movers, self.num_views, [*inputs, kind, mover_position, size, visible], unit=1, block=BLOCK
             )
-        recipe = replace(self._recipe, masked=only is not None)
+        variant = replace(self._variant, masked=only is not None)
         mask = torch.ones(1, dtype=torch.bool, device=self.device) if only is None else only
         inputs = [words, table, position, rotation, slope, view(self.scene, wp.int32), view(mask, wp.bool)]
         inputs += [
@@ -190,8 +192,8 @@ class Renderer:
             size,
         ]
         inputs += [view(movers.color, wp.vec3), view(movers.semantic, wp.int32), view(movers.instance, wp.int32)]
-        count = self.num_views * recipe.rays_per_view
-        plan.add_kernel(render_kernel(recipe), count, [*inputs, *targets], unit=recipe.rays_per_view, block=BLOCK)
+        count = self.num_views * variant.rays_per_view
+        plan.add_kernel(render_kernel(variant), count, [*inputs, *targets], unit=variant.rays_per_view, block=BLOCK)
         return plan
 
     def render(self, poses: torch.Tensor | None = None, scene: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
@@ -236,12 +238,12 @@ def _load(scenes: Any, device: str | torch.device) -> SceneMemory:
 
 
 def check_settings(
-    views: int, size: tuple[int, int], kinds: Any, fov: float, far: float, max_depth: float | None
+    views: int, size: tuple[int, int], kinds: Any, hfov: float, far: float, max_depth: float | None
 ) -> None:
     """Raise a ShoalError for settings that cannot be rendered."""
     if views < 1 or min(size) < 1:
         raise ShoalError(f"A renderer needs at least one view of one pixel, got {views} of {size[0]} x {size[1]}.")
-    if views * Recipe(*size, (), False, False, False).rays_per_view >= 2**31:
+    if views * KernelVariant(*size, (), False, False, False).rays_per_view >= 2**31:
         raise ShoalError(f"{views} views of {size[0]} x {size[1]} are more than 2^31 pixels; render fewer at a time.")
     for name, kind in kinds.items():
         if name not in CHANNELS:
@@ -250,8 +252,8 @@ def check_settings(
             raise ShoalError(f"{name} images cannot be {kind}; choose one of {', '.join(map(str, KINDS[name]))}.")
     if not kinds:
         raise ShoalError(f"A renderer needs at least one output: {', '.join(CHANNELS)}.")
-    if not 1.0 <= fov <= 170.0:
-        raise ShoalError(f"The horizontal field of view must be between 1 and 170 degrees, got {fov}.")
+    if not 1.0 <= hfov <= 170.0:
+        raise ShoalError(f"The horizontal field of view must be between 1 and 170 degrees, got {hfov}.")
     limit = far if max_depth is None else max_depth
     if not (0 < far < math.inf and 0 < limit < math.inf):
         raise ShoalError(f"far and max_depth must be finite and above 0, got {far} and {max_depth}.")

@@ -22,14 +22,14 @@ def draw_sheet(
     size: tuple[int, int] = (192, 144),
     *,
     light: bool = True,
-    fov: float = 90.0,
+    hfov: float = 90.0,
     seed: int = 0,
     device: str | torch.device = "cpu",
 ) -> Image.Image:
     """Render a contact sheet of `views` views, at least four per row, each as color above depth."""
     memory = SceneMemory.holding([scene], device)
     far = max(100.0, 10.0 * float((scene.bounds[1] - scene.bounds[0]).max()))
-    renderer = Renderer(memory, views, size, ["rgb", "depth"], fov=fov, far=far, light=light)
+    renderer = Renderer(memory, views, size, ["rgb", "depth"], hfov=hfov, far=far, light=light)
     images = renderer.render(find_viewpoints(memory, 0, views, seed))
     rgb = images["rgb"].cpu().numpy()
     depth = images["depth"][..., 0].cpu().numpy()

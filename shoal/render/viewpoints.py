@@ -57,7 +57,7 @@ class _DepthProbe:
         scene = memory.scene(row)
         assert scene is not None
         far = 10.0 * float((scene.bounds[1] - scene.bounds[0]).max())
-        self._renderer = Renderer(memory, views, (1, 1), ["depth"], fov=1.0, far=far)
+        self._renderer = Renderer(memory, views, (1, 1), ["depth"], hfov=1.0, far=far)
         self._renderer.scene.fill_(row)
         self.far = self._renderer.far
 

@@ -25,7 +25,7 @@ EVALUATION_SEED = 1_000_003
 
 JSON = (".json",)
 
-LONGEST = 50_000
+MAX_EVAL_STEPS = 50_000
 """Maximum episode length [steps] of an evaluation, for worlds without a time limit."""
 
 SCENES_SHOWN = 20
@@ -153,17 +153,17 @@ class RandomPolicy(ActorCritic):
 class Player:
     """Steps a world with policies by group, without learning.
 
-    With `sample`, actions are sampled, otherwise they are the mode of the distribution; random policies always sample.
-    Noisy networks run without noise.
+    With `stochastic`, actions are sampled, otherwise they are the mode of the distribution; random policies always
+    sample. Noisy networks run without noise.
     """
 
-    def __init__(self, world: World, policies: Mapping[str, Policy], seed: int, sample: bool):
+    def __init__(self, world: World, policies: Mapping[str, Policy], seed: int, stochastic: bool):
         self.world, self.policies = world, policies
         self.counter = torch.zeros(1, dtype=torch.int32, device=world.device)
         actors = {
             g.name: (policies[g.name], g.agents)
             for g in world.groups
-            if sample or isinstance(policies[g.name], RandomPolicy)
+            if stochastic or isinstance(policies[g.name], RandomPolicy)
         }
         self.noise, self.plans = action_noise(world, actors, 1, seed, self.counter)
         world.reset(seed)
@@ -197,7 +197,7 @@ class Player:
                 state.copy_(after.view_as(state))
             if g.name in self.noise:
                 if policy.explores:
-                    policy.head.explore(self.noise[g.name], policy.head.played_rate)
+                    policy.head.explore(self.noise[g.name], policy.head.eval_epsilon)
                 action, _ = policy.head.sample(params, self.noise[g.name][0])
             else:
                 action = policy.head.mode(params)
@@ -217,7 +217,7 @@ def evaluate(
     policies: Mapping[str, Policy],
     episodes: int,
     seed: int | None = None,
-    sample: bool | None = None,
+    stochastic: bool | None = None,
     stop: Callable[[], bool] = lambda: False,
     watch: Watch | None = None,
     world: World | None = None,
@@ -231,7 +231,7 @@ def evaluate(
         policies: Policy by group.
         episodes: Number of episodes, and of envs.
         seed: Seed of the episodes; None: the run's.
-        sample: Sample actions instead of taking the mode; None: the run's `eval_stochastic`.
+        stochastic: Sample actions instead of taking the mode; None: the run's `eval_stochastic`.
         stop: Polled every 25 steps; True ends the evaluation, and unfinished episodes count as 0.
         watch: Called after the reset and after every step.
         world: A world to use, which stays open; None: build one.
@@ -240,7 +240,10 @@ def evaluate(
         raise ShoalError(f"--episodes must be at least 1, got {episodes}.")
     with closing(make_world(job, episodes, "evaluation")) if world is None else nullcontext(world) as world:
         player = Player(
-            world, policies, evaluation_seed(job, seed), job.evaluation.eval_stochastic if sample is None else sample
+            world,
+            policies,
+            evaluation_seed(job, seed),
+            job.evaluation.eval_stochastic if stochastic is None else stochastic,
         )
         step = Graphed(player.step, world.device, job.hardware.cuda_graphs and world.on_device)
         scenes, repeats = world.scenes_of_envs(), world.duplicate_episodes()
@@ -249,7 +252,7 @@ def evaluate(
         totals = [torch.zeros(episodes, device=world.device) for _ in (*last.returns, *last.reports, "length")]
         if watch:
             watch(world, ~finished)
-        for played in range(LONGEST):
+        for played in range(MAX_EVAL_STEPS):
             step()
             out = world.outputs
             now = (out.terminated | out.truncated) & ~finished
@@ -263,7 +266,7 @@ def evaluate(
             if played % 25 == 24 and (bool(finished.all()) or stop()):  # sync: every 25 steps
                 break
         else:
-            raise ShoalError(f"{job.world}: some episodes did not end within {LONGEST} steps; set --time-limit.")
+            raise ShoalError(f"{job.world}: some episodes did not end within {MAX_EVAL_STEPS} steps; set --time-limit.")
     *figures, length = torch.stack(totals).double().cpu()
     returns = dict(zip(last.returns, figures, strict=False))
     reports = dict(zip(last.reports, figures[len(returns) :], strict=True))

@@ -257,10 +257,10 @@ def best_of(scores: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _environment() -> str:
-    place = find_launch_info()
+    info = find_launch_info()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     return (
         f"command: {' '.join(sys.argv)}\npython: {sys.version.split()[0]}\nplatform: {platform.platform()}\n"
         f"torch: {torch.__version__}\nwarp: {warp.__version__}\ngpu: {gpu}\ncommit: {commit()}\n"
-        f"{'' if place is None else f'{LAUNCH}{place.launch}' + chr(10)}"
+        f"{'' if info is None else f'{LAUNCH}{info.launch}' + chr(10)}"
     )

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from shoal.core.streams import tell
+from shoal.core.streams import print_error
 from shoal.core.temporary import close_all
 
 DUPLICATE_WINDOW = 1.0
@@ -37,7 +37,7 @@ class StopRequests:
         now = time.monotonic()
         if self._first is None:
             self._first = now
-            tell(f"shoal: {signal.Signals(number).name} received, ending after this iteration; {second}")
+            print_error(f"shoal: {signal.Signals(number).name} received, ending after this iteration; {second}")
         return now - self._first > DUPLICATE_WINDOW
 
 
@@ -82,7 +82,7 @@ def _listen(descriptor: int) -> None:
 
 def _exit_now(number: int) -> None:
     """Exit, after killing child processes and removing temporary folders."""
-    tell(f"shoal: stopped at once by {signal.Signals(number).name}; only the last checkpoint is kept.")
+    print_error(f"shoal: stopped at once by {signal.Signals(number).name}; only the last checkpoint is kept.")
     kill_descendants()
     close_all()
     if os.isatty(2):

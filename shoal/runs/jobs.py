@@ -36,7 +36,7 @@ def complete(job: Job, saved: bool = False) -> Job:
     if job.run.num_envs == AUTO:
         job = job.change(num_envs=most_envs(job))
     job.check_samples()
-    job.check_cuts()
+    job.check_preemption()
     return job
 
 
@@ -71,14 +71,14 @@ def parse_load(entry: str) -> tuple[str, Path]:
 def _network_of(job: Job, path: Path, name: str) -> list[str]:
     """The network settings of a policy in another run, as `--per-group` entries for a group."""
     other = load_job(path, job.run.trust)
-    if type(other.learn).network != type(job.learn).network:
+    if type(other.learn).network_settings != type(job.learn).network_settings:
         raise ShoalError(
             f"--load {name}={path}: the policy was trained with {other.run.algo}, and {job.run.algo} uses another "
             "network; use the same --algo."
         )
     own = other.for_policy(other.policy_of(same_group(other, name, path)))
     settings = []
-    for key in (*POLICY_SETTINGS, *own.learn.network):
+    for key in (*POLICY_SETTINGS, *own.learn.network_settings):
         value = getattr(own.policy, key) if key in POLICY_SETTINGS else getattr(own.learn, key)
         text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
         settings.append(f"{name}.{key}={full_path(text) if key == 'encoder' else text}")

@@ -23,7 +23,7 @@ from typing import Any
 
 from shoal.core.children import python_command
 from shoal.core.environment import program_defaults
-from shoal.core.errors import how_it_ended
+from shoal.core.errors import describe_exit
 from shoal.core.launch_info import STORE
 from shoal.core.temporary import TemporaryFolder
 from shoal.runs.checkpoint import latest_steps
@@ -144,7 +144,7 @@ def _wait(processes: Sequence[subprocess.Popen], caught: list[int]) -> str | Non
     if cause is None:
         how = "did not exit"
     else:
-        how = "lost the connection to another process" if cause == PEER_LOST else how_it_ended(cause)
+        how = "lost the connection to another process" if cause == PEER_LOST else describe_exit(cause)
     return f"Process {codes.index(cause)} of {len(codes)} {how}"
 
 

@@ -22,7 +22,7 @@ LOG_LIMIT = 2**30
 LINE_LIMIT = 2**20
 """Maximum bytes of a row."""
 
-LARGEST = 1e100
+MAX_VALUE = 1e100
 """Maximum absolute value of a number."""
 
 Row = dict[str, Any]
@@ -106,7 +106,7 @@ def _has_steps(row: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) <= LARGEST
+    return type(value) in (int, float) and abs(value) <= MAX_VALUE
 
 
 def append_row(path: Path, row: Row) -> None:

@@ -4,7 +4,7 @@ import sys
 import time
 from typing import IO, Any, cast
 
-from shoal.core.streams import Output, tell
+from shoal.core.streams import Output, print_error
 
 PLAIN_INTERVAL = 10.0
 """Seconds between lines when the output is not a terminal."""
@@ -42,14 +42,14 @@ class Progress:
         if self._bar is not None:
             self._bar.console.print(text, highlight=False, markup=False)
         else:
-            tell(text)
+            print_error(text)
 
     def warn(self, text: str) -> None:
         """Print a warning, also with `quiet`."""
         if self._bar is not None:
             self._bar.console.print(f"warning: {text}", style="yellow", highlight=False, markup=False)
         else:
-            tell(f"warning: {text}")
+            print_error(f"warning: {text}")
 
     def update(self, steps: int, values: dict[str, float]) -> None:
         """Show the newest metrics."""
@@ -67,7 +67,7 @@ class Progress:
         elif time.monotonic() - self._last >= PLAIN_INTERVAL or steps >= self.total:
             self._last = time.monotonic()
             left = values["time/left"]
-            tell(f"{min(100.0, 100 * steps / self.total):3.0f}%  {note}  left {left:.0f} s")
+            print_error(f"{min(100.0, 100 * steps / self.total):3.0f}%  {note}  left {left:.0f} s")
 
     def close(self) -> None:
         if self._bar is not None:

@@ -33,17 +33,17 @@ class Run:
         return f"Run({str(self.path)!r})"
 
     def evaluate(
-        self, episodes: int = 100, seed: int | None = None, sample: bool | None = None, watch: Watch | None = None
+        self, episodes: int = 100, seed: int | None = None, stochastic: bool | None = None, watch: Watch | None = None
     ) -> Evaluation:
         """Play whole episodes in new envs and score each group, with the current weights.
 
         After training these are the last ones; `load_run` loads the best.
 
         Args:
-            sample: Sample actions instead of taking the mode; None: the run's `eval_stochastic`.
+            stochastic: Sample actions instead of taking the mode; None: the run's `eval_stochastic`.
             watch: Called with the world after every step; see `shoal.view.maps`.
         """
-        return evaluate(self.job, self.policies, episodes, seed, sample, watch=watch)
+        return evaluate(self.job, self.policies, episodes, seed, stochastic, watch=watch)
 
 
 def load_run(

@@ -114,8 +114,8 @@ class Session:
             raise out_of_memory(self.share) from None
         if not resumed:
             _load_others(job, self.trainer)
-        for remark in self.trainer.collector.remarks():
-            self.progress.say(remark)
+        for line in self.trainer.collector.describe_stepping():
+            self.progress.say(line)
         for name, learner in self.trainer.learners.items():
             self.progress.say((f"{name}: " if len(self.trainer.learners) > 1 else "") + learner.describe())
         self.progress.say(f"ready after {time.monotonic() - start:.1f} s")
@@ -170,8 +170,8 @@ class Session:
         iteration, where = processes.on_leader(fits)
         state = processes.scatter(None if checkpoint is None else checkpoint.state, own, axes)
         trainer.load_state_dict(state, iteration)
-        place = find_launch_info()
-        again = " after a process died" if place is not None and place.restarts else ""
+        info = find_launch_info()
+        again = " after a process died" if info is not None and info.restarts else ""
         self.progress.say(f"resumed{again} at {where}")
 
     def run(self) -> Run:
@@ -249,7 +249,7 @@ class Session:
         now = time.monotonic()
         elapsed = max(1e-9, now - self._logged_at)
         steps = trainer.steps
-        fps = values.get("time/made", 1.0) * (steps - self._logged_steps) / elapsed
+        fps = values.get("time/collected_fraction", 1.0) * (steps - self._logged_steps) / elapsed
         overall = (steps - self._first_steps) / max(1e-9, now - self._start)
         values["time/fps"] = fps
         values["time/agent_fps"] = fps * trainer.agent_steps / max(1, steps)

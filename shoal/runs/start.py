@@ -160,13 +160,13 @@ def _train_in_folder(
 
 def _folder_of_launch(job: Job) -> RunFolder | None:
     """The folder that this launch created before a restart, if any."""
-    place = find_launch_info()
-    if place is None:
+    info = find_launch_info()
+    if info is None:
         return None
     run_dir = job.run.run_dir
-    others = sorted(Path("runs").glob("*"), reverse=True) if place.restarts else []
+    others = sorted(Path("runs").glob("*"), reverse=True) if info.restarts else []
     for path in [run_dir] if run_dir is not None else others:
         folder = RunFolder(path)
-        if folder.launch == place.launch:
+        if folder.launch == info.launch:
             return folder
     return None

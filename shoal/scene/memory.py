@@ -15,8 +15,8 @@ from shoal.scene.pack import SECTIONS, PackedScene
 RADIUS = len(SECTIONS)
 """Column of the table after the section offsets: the radius of the scene around its origin in meters (float32 bits)."""
 
-MIDDLE = RADIUS + 1
-"""First of three columns: the middle of the scene in meters, subtracted from its coordinates (float32 bits)."""
+CENTER = RADIUS + 1
+"""First of three columns: the center of the scene in meters, subtracted from its coordinates (float32 bits)."""
 
 EMPTY = -1
 """Table entry of a row without a scene."""
@@ -49,7 +49,7 @@ class SceneMemory:
                 f"{limit / 1e9:.1f} GB of scene memory do not fit on {self.device} ({free / 1e9:.1f} GB are free); "
                 "give a smaller limit or fewer resident scenes."
             ) from error
-        self.table = torch.full((rows, MIDDLE + 3), EMPTY, dtype=torch.int32, device=self.device)
+        self.table = torch.full((rows, CENTER + 3), EMPTY, dtype=torch.int32, device=self.device)
         self._allocations: list[_Allocation | None] = [None] * rows
 
     @classmethod
@@ -116,7 +116,7 @@ class SceneMemory:
         places = torch.tensor(
             [allocation.first + place for place in allocation.scene.section_starts], dtype=torch.int32
         )
-        entry = torch.cat([places, radius, torch.from_numpy(allocation.scene.middle).view(torch.int32)])
+        entry = torch.cat([places, radius, torch.from_numpy(allocation.scene.center).view(torch.int32)])
         if self.device.type == "cuda":
             entry = entry.pin_memory()  # makes the copy asynchronous
         self.table[row].copy_(entry, non_blocking=True)

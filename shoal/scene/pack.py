@@ -1,15 +1,15 @@
-"""Packing of a scene into one memory block for ray casting: search tree, triangles, looks, materials and mipmaps.
+"""Packing of a scene into one memory block for ray casting: tree, triangles, attributes, materials and mipmaps.
 
 Sizes and offsets count words of four 32-bit numbers, the widest load of a GPU:
 
     nodes      8 words each: min x of the four children, max x, min y, max y, min z, max z, child code, unused
     triangles  3 words each, in leaf order: the rows (u, v, height) of the map from a point to the triangle
-    looks      3 words each: uv of corners 0 and 1 | uv of corner 2, texel density, material | colors, label, instance
+    attributes 3 words each: uv of corners 0 and 1 | uv of corner 2, texel density, material | colors, label, instance
     materials  2 words each: color | first texel, width and height, mipmap levels, cutoff
     texels     four per word, RGBA with a byte per channel; a texture, then its mipmap levels
 
 `tree.Tree` defines child codes. Offsets are relative to their section, so a block can be stored at any address.
-Coordinates are relative to the middle of the scene, so scans in map coordinates keep the precision of scenes at the
+Coordinates are relative to the center of the scene, so scans in map coordinates keep the precision of scenes at the
 origin.
 """
 
@@ -23,10 +23,10 @@ from shoal.core.errors import ShoalError
 from shoal.scene.scene import Scene, check_scene
 from shoal.scene.tree import LEAF, STACK, Tree, build_tree, stack_needed
 
-SECTIONS = ("nodes", "triangles", "looks", "materials", "texels")
+SECTIONS = ("nodes", "triangles", "attributes", "materials", "texels")
 NODE_WORDS = 8
 TRIANGLE_WORDS = 3
-LOOK_WORDS = 3
+ATTRIBUTE_WORDS = 3
 MATERIAL_WORDS = 2
 
 MAX_TEXTURE_SIZE = 1024
@@ -47,7 +47,7 @@ class PackedScene:
     """The first word of each of SECTIONS."""
     bounds: np.ndarray
     """float32 [2, 3], meters."""
-    middle: np.ndarray
+    center: np.ndarray
     """float32 [3], whole meters: the offset subtracted from all coordinates."""
     labels: tuple[str, ...]
     triangles: int
@@ -70,8 +70,8 @@ def pack_scene(
 ) -> PackedScene:
     """Check a scene, build its search tree on `device` and pack it into words on the CPU."""
     check_scene(scene)
-    middle = np.round(scene.bounds.astype(np.float64).mean(0)).astype(np.float32)
-    corners = torch.from_numpy(scene.corners - middle)
+    center = np.round(scene.bounds.astype(np.float64).mean(0)).astype(np.float32)
+    corners = torch.from_numpy(scene.corners - center)
     corners, kept = _drop_degenerate(scene, corners)
     tree = build_tree(corners.to(device))
     if stack_needed(tree) > STACK:  # a balanced tree is slower to traverse but never too deep
@@ -83,7 +83,7 @@ def pack_scene(
     sections = [
         _nodes(tree, torch.from_numpy(has_cutout)),
         _triangles(corners[order]),
-        _looks(scene, source, corners[order], textures),
+        _attributes(scene, source, corners[order], textures),
         _materials(scene, textures),
         texels,
     ]
@@ -93,7 +93,7 @@ def pack_scene(
         words=torch.cat(sections),
         section_starts=tuple(int(start) for start in starts),
         bounds=scene.bounds,
-        middle=middle,
+        center=center,
         labels=scene.labels,
         triangles=len(source),
         has_cutouts=bool(has_cutout.any()),
@@ -191,7 +191,7 @@ def _half(image: torch.Tensor) -> torch.Tensor:
     return interpolate(image, size=size, mode="area")
 
 
-def _looks(scene: Scene, source: np.ndarray, corners: torch.Tensor, textures: list[_Texture]) -> torch.Tensor:
+def _attributes(scene: Scene, source: np.ndarray, corners: torch.Tensor, textures: list[_Texture]) -> torch.Tensor:
     for what, count in (("materials", len(scene.materials)), ("labels", len(scene.labels))):
         if count > 2**16:
             raise ShoalError(f"{scene.name} has {count} {what}; at most {2**16} are supported.")

@@ -185,9 +185,9 @@ class ScenePool:
             self.memory.put(row, scene)
         self.active = list(range(self.resident))
         """Rows that take new episodes, the oldest first."""
-        self.choice = torch.zeros(self.memory.rows, dtype=torch.int32, device=self.device)
-        """int32 [rows]: the active rows; only the first `choices` entries are valid."""
-        self.choices = torch.zeros(1, dtype=torch.int32, device=self.device)
+        self.active_rows = torch.zeros(self.memory.rows, dtype=torch.int32, device=self.device)
+        """int32 [rows]: the active rows; only the first `num_active` entries are valid."""
+        self.num_active = torch.zeros(1, dtype=torch.int32, device=self.device)
         """int32 [1]: number of active rows."""
         self._write_active()
 
@@ -196,13 +196,13 @@ class ScenePool:
         rows = torch.tensor([len(self.active), *self.active], dtype=torch.int32)
         if self.device.type == "cuda":
             rows = rows.pin_memory()
-        self.choices.copy_(rows[:1], non_blocking=True)
-        self.choice[: len(self.active)].copy_(rows[1:], non_blocking=True)
+        self.num_active.copy_(rows[:1], non_blocking=True)
+        self.active_rows[: len(self.active)].copy_(rows[1:], non_blocking=True)
 
     def move(self, ended: torch.Tensor) -> None:
         """Assign envs whose episode has `ended` (bool [envs]) to scenes drawn uniformly from the active ones."""
-        drawn = (torch.rand(len(self.row), device=self.device) * self.choices).long()
-        self.row.copy_(torch.where(ended, self.choice[drawn], self.row))
+        drawn = (torch.rand(len(self.row), device=self.device) * self.num_active).long()
+        self.row.copy_(torch.where(ended, self.active_rows[drawn], self.row))
 
     def poll(self) -> None:
         """Activate uploaded scenes, retire old ones and start the next upload; never blocks. Call it between steps."""

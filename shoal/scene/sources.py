@@ -17,7 +17,7 @@ from shoal.scene.load import EXTENSIONS, build, content_key
 from shoal.scene.pack import PackedScene, pack_scene
 from shoal.scene.scene import Scene
 
-FORMAT = 4
+FORMAT = 5
 """Version of the cache entries of mesh files; incremented when the same file gives other content."""
 
 MAX_HOUSES = 10**6
@@ -170,7 +170,7 @@ def to_arrays(packed: PackedScene) -> tuple[dict[str, np.ndarray], dict]:
         key=packed.key,
     )
     # As integers: copying floats may change the bits of NaNs.
-    return {"words": packed.words.view(torch.int32).numpy(), "bounds": packed.bounds, "middle": packed.middle}, meta
+    return {"words": packed.words.view(torch.int32).numpy(), "bounds": packed.bounds, "center": packed.center}, meta
 
 
 def from_arrays(arrays: dict[str, np.ndarray], meta: dict) -> PackedScene:
@@ -180,7 +180,7 @@ def from_arrays(arrays: dict[str, np.ndarray], meta: dict) -> PackedScene:
         words=torch.from_numpy(arrays["words"]).view(torch.float32),
         section_starts=tuple(meta["section_starts"]),
         bounds=arrays["bounds"],
-        middle=arrays["middle"],
+        center=arrays["center"],
         labels=tuple(meta["labels"]),
         triangles=meta["triangles"],
         has_cutouts=meta["has_cutouts"],

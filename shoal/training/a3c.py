@@ -40,7 +40,7 @@ class SharedTrainer(ProgressMixin):
         self._lock = threading.Lock()
         """Held while the shared parameters change."""
         self.optimizers = {
-            name: learner.config.optimize(self.policies[name], False) for name, learner in self.learners.items()
+            name: learner.config.make_optimizer(self.policies[name], False) for name, learner in self.learners.items()
         }
         for part in self.parts:
             part.processes = Communicator()

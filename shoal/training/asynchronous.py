@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from shoal.config.job import Job
-from shoal.core.launch import rest_until_done
+from shoal.core.launch import wait_for_stream
 from shoal.learn.rollout import Rollout
 from shoal.policy import Policy
 from shoal.training.host_collector import HostCollector
@@ -136,7 +136,7 @@ class AsyncTrainer(Trainer):
         self.learn()
         if self._learn_device.type == "cuda":
             # sync: metrics then show true lag and waiting, and acting never waits for an unfinished update
-            rest_until_done(self._learn_device)
+            wait_for_stream(self._learn_device)
         self._publish()
         with self._changed:
             self.iteration += 1
@@ -282,7 +282,7 @@ class AsyncTrainer(Trainer):
             # The envs are ahead of the lost rollouts of the queue: the next transitions do not continue the replay's.
             for name, learner in self.learners.items():
                 learner.mark_discontinuity()
-                carried = self.collector.rollouts[name].carried()
+                carried = self.collector.rollouts[name].carry_state()
                 if "age" in carried:
                     carried["age"].zero_()
         self._sums.copy_(self.episode_sums())

@@ -61,15 +61,15 @@ def take_slot(
 ):
     """The next free slot of an env truncated in this step; -1 for other envs, or if none is free."""
     slot = used[env]
-    cut = truncated[env] and not terminated[env] and slot < slots
+    takes = truncated[env] and not terminated[env] and slot < slots
     if agent == 0:
-        used_next[env] = wp.where(cut, slot + 1, slot)
-    return wp.where(cut, slot, -1)
+        used_next[env] = wp.where(takes, slot + 1, slot)
+    return wp.where(takes, slot, -1)
 
 
 @wp.func
 @no_type_check
-def keep_words(
+def store_final_words(
     env: int,
     agent: int,
     stack: int,
@@ -80,26 +80,26 @@ def keep_words(
     final: wp.array3d[int],
     used: wp.array[int],
     used_next: wp.array[int],
-    kept: wp.array4d[int],
+    stored: wp.array4d[int],
 ):
     """Store an agent's final frame stack in the next free slot of its env, if the env was truncated in this step.
 
     The stack is the final frame and the frames before it, as far back as the episode's age.
     """
-    slot = take_slot(env, agent, kept.shape[1], terminated, truncated, used, used_next)
+    slot = take_slot(env, agent, stored.shape[1], terminated, truncated, used, used_next)
     if slot >= 0:
         size = final.shape[2]
         for back in range(1, stack):
             row = earlier.shape[1] - wp.min(back, age[env] + 1)
             for i in range(size):
-                kept[env, slot, agent, (stack - 1 - back) * size + i] = earlier[env, row, agent, i]
+                stored[env, slot, agent, (stack - 1 - back) * size + i] = earlier[env, row, agent, i]
         for i in range(size):
-            kept[env, slot, agent, (stack - 1) * size + i] = final[env, agent, i]
+            stored[env, slot, agent, (stack - 1) * size + i] = final[env, agent, i]
 
 
 @wp.func
 @no_type_check
-def keep_bytes(
+def store_final_bytes(
     env: int,
     agent: int,
     stack: int,
@@ -110,18 +110,18 @@ def keep_bytes(
     final: wp.array3d[wp.uint8],
     used: wp.array[int],
     used_next: wp.array[int],
-    kept: wp.array4d[wp.uint8],
+    stored: wp.array4d[wp.uint8],
 ):
-    """`keep_words` for observations whose bytes are no multiple of four."""
-    slot = take_slot(env, agent, kept.shape[1], terminated, truncated, used, used_next)
+    """`store_final_words` for observations whose bytes are no multiple of four."""
+    slot = take_slot(env, agent, stored.shape[1], terminated, truncated, used, used_next)
     if slot >= 0:
         size = final.shape[2]
         for back in range(1, stack):
             row = earlier.shape[1] - wp.min(back, age[env] + 1)
             for i in range(size):
-                kept[env, slot, agent, (stack - 1 - back) * size + i] = earlier[env, row, agent, i]
+                stored[env, slot, agent, (stack - 1 - back) * size + i] = earlier[env, row, agent, i]
         for i in range(size):
-            kept[env, slot, agent, (stack - 1) * size + i] = final[env, agent, i]
+            stored[env, slot, agent, (stack - 1) * size + i] = final[env, agent, i]
 
 
 @wp.func
@@ -164,29 +164,31 @@ class Collector:
         policies: dict[str, Policy],
         steps: int,
         seed: int,
-        teams: PolicyGroups | None = None,
+        policy_groups: PolicyGroups | None = None,
         first_env: int = 0,
         compiled: bool = False,
         bf16: bool = False,
-        cuts: bool = False,
+        preemptible: bool = False,
     ):
-        """With `cuts`, rollouts have the arrays that preemption needs."""
+        """With `preemptible`, rollouts have the arrays that preemption needs."""
         self.world, self.policies, self.steps, self.bf16 = world, policies, steps, bf16
-        teams = teams or {g.name: [g] for g in world.groups}
+        policy_groups = policy_groups or {g.name: [g] for g in world.groups}
         device, envs = world.device, world.num_envs
         room = truncations(world.time_limit, steps)
         self.rollouts = {
-            name: allocate(groups, steps, envs, room, device, policies[name].state_size, policies[name].explores, cuts)
-            for name, groups in teams.items()
+            name: allocate(
+                groups, steps, envs, room, device, policies[name].state_size, policies[name].explores, preemptible
+            )
+            for name, groups in policy_groups.items()
         }
         self.counter = torch.zeros(1, dtype=torch.int32, device=device)
         """int32 [1]: rollouts collected so far."""
-        self._slots = {name: _slots(groups) for name, groups in teams.items()}
+        self._slots = {name: _slots(groups) for name, groups in policy_groups.items()}
         # int32 [2, N]: slots used so far. A step reads one row and writes the other, so threads of one env do not race.
-        self._used = {name: torch.zeros(2, envs, dtype=torch.int32, device=device) for name in teams}
+        self._used = {name: torch.zeros(2, envs, dtype=torch.int32, device=device) for name in policy_groups}
         self._final = {name: torch.zeros_like(r.observation[-1]) for name, r in self.rollouts.items()}
         self._final_alive = {n: torch.ones_like(r.alive[0]) for n, r in self.rollouts.items() if r.alive is not None}
-        actors = {name: (policies[name], sum(g.agents for g in groups)) for name, groups in teams.items()}
+        actors = {name: (policies[name], sum(g.agents for g in groups)) for name, groups in policy_groups.items()}
         self._noise, self._plans = action_noise(world, actors, steps, seed, self.counter, first_env)
         # Box actions are scaled and clipped for the world; it reads discrete actions from the rollout.
         self._world_action = {
@@ -205,11 +207,11 @@ class Collector:
         """Policy -> int32 [N, A]: the first step at which an agent's mask allowed nothing; -1: none."""
         self._empty_mask_plans = [self._empty_mask_plan(name, first) for name, first in self._empty_masks.items()]
         self._rows = [self._row(t) for t in range(steps)]
-        self._keep = self._keep_all()
+        self._final_plans_by_step = self._plan_finals()
         self._act = torch.compile(self._act_eager, dynamic=False) if compiled else self._act_eager
         self._fused = self._fuse() if compiled and bf16 and device.type == "cuda" else {}
         for name, policy in policies.items():
-            self.rollouts[name].valued = policy.shared
+            self.rollouts[name].has_values = policy.shared
             self.rollouts[name].time_limit = world.time_limit
 
     @property
@@ -220,7 +222,7 @@ class Collector:
         rollouts = sum(r.nbytes for r in self.rollouts.values()) - shared
         return rollouts + sum(t.nbytes for t in [*own, *self._world_action.values()])
 
-    def remarks(self) -> list[str]:
+    def describe_stepping(self) -> list[str]:
         """Lines for the progress output: how the envs are stepped."""
         return []
 
@@ -232,10 +234,10 @@ class Collector:
     def show_current(self) -> None:
         """Copy the world's current outputs to the rows that the next rollout carries over."""
         for name, slots in self._slots.items():
-            self.rollouts[name].begin()
+            self.rollouts[name].start_episodes()
             for group, agents in slots.items():
                 out = self.world.outputs.groups[group]
-                for item, row in self.rollouts[name].carried().items():
+                for item, row in self.rollouts[name].carry_state().items():
                     if getattr(out, item, None) is not None:
                         row[:, agents].copy_(getattr(out, item))
 
@@ -248,10 +250,10 @@ class Collector:
                 chosen = self._choose(name, t)
                 actions.update({group: chosen[:, agents] for group, agents in slots.items()})
             self.world.step(actions, into=self._rows[t])
-            for plan in self._keep[t]:
+            for plan in self._final_plans_by_step[t]:
                 plan()
             for rollout in self.rollouts.values():
-                rollout.settle(t)
+                rollout.update_ages(t)
         for plan in self._empty_mask_plans:
             plan()
         self.counter.add_(1)
@@ -270,10 +272,10 @@ class Collector:
     def _fuse(self) -> dict[str, "FusedActor"]:
         """Fused acting kernels, for the policies that support them."""
         try:
-            from shoal.policy.fused import FusedActor, fits
+            from shoal.policy.fused import FusedActor, supports
         except ImportError:  # a build of torch without Triton
             return {}
-        return {name: FusedActor(policy) for name, policy in self.policies.items() if fits(policy)}
+        return {name: FusedActor(policy) for name, policy in self.policies.items() if supports(policy)}
 
     def _choose(self, name: str, t: int) -> torch.Tensor:
         rollout = self.rollouts[name]
@@ -292,7 +294,7 @@ class Collector:
                 self._noise[name][t],
                 rollout.action[t],
                 rollout.log_prob[t],
-                rollout.value[t] if rollout.valued else None,
+                rollout.value[t] if rollout.has_values else None,
                 world_action,
             )
         return rollout.action[t] if world_action is None else world_action
@@ -371,28 +373,28 @@ class Collector:
         flags = next(iter(self.rollouts.values()))
         return Outputs(flags.terminated[t], flags.truncated[t], groups)
 
-    def _keep_all(self) -> list[list[Plan]]:
+    def _plan_finals(self) -> list[list[Plan]]:
         """Plans by step that store the final observations of truncated episodes."""
-        return [[plan for name in self.rollouts for plan in self._keep_plans(name, t)] for t in range(self.steps)]
+        return [[plan for name in self.rollouts for plan in self._final_plans(name, t)] for t in range(self.steps)]
 
-    def _keep_plans(self, name: str, t: int) -> list[Plan]:
+    def _final_plans(self, name: str, t: int) -> list[Plan]:
         r = self.rollouts[name]
         pairs = [(self._final[name], r.final_observation)]
         if r.final_alive is not None:
             pairs.append((self._final_alive[name], r.final_alive))
         if r.rnn_state is not None and r.final_state is not None:
             pairs.append((r.rnn_state[-1], r.final_state))
-        return [self._keep_plan(name, t, final, kept) for final, kept in pairs]
+        return [self._final_plan(name, t, final, stored) for final, stored in pairs]
 
-    def _keep_plan(self, name: str, t: int, final: torch.Tensor, kept: torch.Tensor) -> Plan:
+    def _final_plan(self, name: str, t: int, final: torch.Tensor, stored: torch.Tensor) -> Plan:
         r, used = self.rollouts[name], self._used[name]
         stack = r.stack if final is self._final[name] else 1
         # Without a stack the kernel reads no earlier frames, but the argument must be an array.
         earlier = r.observation[t + 1 : t + stack] if stack > 1 else final.unsqueeze(0)
         words = final[0, 0].nbytes % 4 == 0
-        final, earlier, kept = (
+        final, earlier, stored = (
             tensor.flatten(start).unflatten(start, (r.reward.shape[2], -1)).view(torch.int32 if words else torch.uint8)
-            for tensor, start in ((final, 1), (earlier, 2), (kept, 2))
+            for tensor, start in ((final, 1), (earlier, 2), (stored, 2))
         )
         arguments = dict(
             stack=stack,
@@ -403,10 +405,15 @@ class Collector:
             final=final,
             used=used[t % 2],
             used_next=used[(t + 1) % 2],
-            kept=kept.transpose(0, 1),
+            stored=stored.transpose(0, 1),
         )
         return bind(
-            "keep", keep_words if words else keep_bytes, final.device, final.shape[0], arguments, final.shape[1]
+            "store_final",
+            store_final_words if words else store_final_bytes,
+            final.device,
+            final.shape[0],
+            arguments,
+            final.shape[1],
         )
 
 

@@ -41,7 +41,7 @@ class HostCollector(RowCollector):
 
     def __init__(self, *args, preemption: Preemption | None = None, **kwargs):
         """With `preemption`, rollouts end early once enough other processes have finished theirs."""
-        super().__init__(*args, cuts=preemption is not None, **kwargs)
+        super().__init__(*args, preemptible=preemption is not None, **kwargs)
         self.preemption = preemption
         self._completed: list[float] = []
         """Fraction of its steps that each rollout since the last reading has."""
@@ -54,7 +54,7 @@ class HostCollector(RowCollector):
             self._choose_schedule(seed, first_env)
         super().start(seed, first_env)
 
-    def remarks(self) -> list[str]:
+    def describe_stepping(self) -> list[str]:
         runner = self.world.vector_env.runner
         return [f"envs are stepped {runner.describe()}; schedule: {self.schedule}{self._measured}"]
 
@@ -97,7 +97,7 @@ class HostCollector(RowCollector):
     @property
     def _latest_stop(self) -> int:
         """The largest number of steps after which a rollout can be preempted."""
-        return min(r.latest_cut for r in self.rollouts.values())
+        return min(r.max_preempt_step for r in self.rollouts.values())
 
     def read_completed(self) -> float:
         """Mean fraction of its steps that each rollout since the last reading has."""

@@ -105,7 +105,7 @@ def estimate(job: Job, free: int | None = None) -> Estimate:
         world = make_world(on_meta, SAMPLE_ENVS)
         policies = make_policies(on_meta, world)
     rollout = acting = update = update_limit = replay = 0
-    steps, cuts = job.run.rollout_steps, job.schedule.sync_frac > 0
+    steps, preemptible = job.run.rollout_steps, job.schedule.sync_frac > 0
     copies = _copies(job)
     room = truncations(world.time_limit, steps)
     for name, groups in job.policy_groups().items():
@@ -113,7 +113,7 @@ def estimate(job: Job, free: int | None = None) -> Estimate:
         agents = sum(g.agents for g in members)
         policy = policies[name]
         memory = allocate(
-            members, steps, SAMPLE_ENVS, room, torch.device("meta"), policy.state_size, policy.explores, cuts
+            members, steps, SAMPLE_ENVS, room, torch.device("meta"), policy.state_size, policy.explores, preemptible
         )
         memory.time_limit = world.time_limit
         rollout += memory.nbytes // SAMPLE_ENVS + steps * agents * 4 * policy.head.noise_width
@@ -130,7 +130,7 @@ def estimate(job: Job, free: int | None = None) -> Estimate:
         if name in job.multi_agent.freeze:
             pass
         elif isinstance(learn, OffPolicyConfig):
-            burn_in, length = learn.span(policy.rnn is not None)
+            burn_in, length = learn.sequence_rows(policy.rnn is not None)
             each = Replay.bytes_per_step(memory, learn.prioritized, length > 0)
             replay += each * learn.buffer_size // (SAMPLE_ENVS * agents)
             # The network sees observations and next observations, the target network the next ones.

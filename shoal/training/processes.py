@@ -237,26 +237,26 @@ def _all_gather_json(value: Any, size: int, group: dist.ProcessGroup | None) -> 
 @contextlib.contextmanager
 def join_processes(job: Job) -> Iterator[tuple[Job, Communicator]]:
     """Join the other processes of a launch, if any; yields the job with this process's device."""
-    place = find_launch_info()
-    if place is None or place.size == 1:
+    info = find_launch_info()
+    if info is None or info.size == 1:
         yield job, Communicator()
         return
     initializes = not dist.is_initialized()
-    with _raising_peer_lost(place), _bound_to_cores(place):
-        device = _local_device(job.hardware.device, place)
+    with _raising_peer_lost(info), _bound_to_cores(info):
+        device = _local_device(job.hardware.device, info)
         if initializes:
-            place.export()
-            store = _rendezvous_store(place)
+            info.export()
+            store = _rendezvous_store(info)
             dist.init_process_group(
-                "gloo", store=store, rank=place.rank, world_size=place.size, timeout=RENDEZVOUS_TIMEOUT
+                "gloo", store=store, rank=info.rank, world_size=info.size, timeout=RENDEZVOUS_TIMEOUT
             )
         control = _new_group("gloo", CONTROL_TIMEOUT)
-        gpus = _all_gather_json(_gpu_id(device), place.size, control)
+        gpus = _all_gather_json(_gpu_id(device), info.size, control)
         # NCCL needs one GPU per process, and CUDA graphs can record it; processes that share a GPU sum on the host.
-        one_gpu_each = None not in gpus and len(set(gpus)) == place.size
+        one_gpu_each = None not in gpus and len(set(gpus)) == info.size
         group = _new_group("nccl") if one_gpu_each else control
         through_host = device.startswith("cuda") and not one_gpu_each
-        reducer = GroupReducer(group, place.rank, place.size, through_host)
+        reducer = GroupReducer(group, info.rank, info.size, through_host)
         store = dist.distributed_c10d._get_default_store()
         yield job.change(device=device), Communicator(reducer, control, store)
         # CUDA graphs with NCCL calls must go before the process group. After an error the process ends anyway.
@@ -274,7 +274,7 @@ def _new_group(backend: str, timeout: timedelta | None = None) -> dist.ProcessGr
 
 
 @contextlib.contextmanager
-def _raising_peer_lost(place: LaunchInfo) -> Iterator[None]:
+def _raising_peer_lost(info: LaunchInfo) -> Iterator[None]:
     """Raise PeerLost in place of torch's errors for a lost process."""
     try:
         yield
@@ -282,32 +282,32 @@ def _raising_peer_lost(place: LaunchInfo) -> Iterator[None]:
         if not _is_peer_loss(error):
             raise
         raise PeerLost(
-            f"Process {place.rank} of {place.size} lost the connection to another process; restart all of them to "
+            f"Process {info.rank} of {info.size} lost the connection to another process; restart all of them to "
             "continue from the last checkpoint."
         ) from error
 
 
-def _rendezvous_store(place: LaunchInfo) -> Any:
+def _rendezvous_store(info: LaunchInfo) -> Any:
     """The store for the rendezvous: a new file for every start, or the launcher's TCP store.
 
     torchrun's store outlives its processes, so every start uses a new prefix: without it, restarted processes would
     read the keys of dead ones. Followers ask for the prefix under a random key; the leader answers until all have it.
     """
     stores: Any = dist
-    if place.store is not None:
-        store = stores.FileStore(place.store, place.size)
+    if info.store is not None:
+        store = stores.FileStore(info.store, info.size)
         store.set_timeout(RENDEZVOUS_TIMEOUT)
         return store
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    serves = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
-    store = stores.TCPStore(host, port, place.size, serves, RENDEZVOUS_TIMEOUT)
-    if place.rank:
+    serves = info.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
+    store = stores.TCPStore(host, port, info.size, serves, RENDEZVOUS_TIMEOUT)
+    if info.rank:
         request = uuid.uuid4().hex
-        store.set(f"shoal/asks/{place.rank}", request)
+        store.set(f"shoal/asks/{info.rank}", request)
         name = store.get(f"shoal/answer/{request}").decode()
-        store.set(f"shoal/here/{name}/{place.rank}", "")
+        store.set(f"shoal/here/{name}/{info.rank}", "")
         return stores.PrefixStore(name, store)
-    name, missing = uuid.uuid4().hex, set(range(1, place.size))
+    name, missing = uuid.uuid4().hex, set(range(1, info.size))
     end = time.monotonic() + RENDEZVOUS_TIMEOUT.total_seconds()
     while missing:
         for rank in sorted(missing):
@@ -316,15 +316,15 @@ def _rendezvous_store(place: LaunchInfo) -> Any:
             if store.check([f"shoal/here/{name}/{rank}"]):
                 missing.discard(rank)
         if time.monotonic() > end:
-            raise LeaderError(f"{len(missing)} of {place.size} processes did not start: ranks {sorted(missing)}.", 1)
+            raise LeaderError(f"{len(missing)} of {info.size} processes did not start: ranks {sorted(missing)}.", 1)
         time.sleep(0.02)
     return stores.PrefixStore(name, store)
 
 
-def _local_device(device: str, place: LaunchInfo) -> str:
+def _local_device(device: str, info: LaunchInfo) -> str:
     """This process's device; `cuda` becomes the GPU with the local rank, modulo the number of visible GPUs."""
     if device == "cuda":
-        device = f"cuda:{place.local_rank % torch.cuda.device_count()}"
+        device = f"cuda:{info.local_rank % torch.cuda.device_count()}"
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
     return device
@@ -338,15 +338,15 @@ def _gpu_id(device: str) -> str | None:
 
 
 @contextlib.contextmanager
-def _bound_to_cores(place: LaunchInfo) -> Iterator[None]:
+def _bound_to_cores(info: LaunchInfo) -> Iterator[None]:
     """Bind this process to its share of the machine's cores, unless the launcher has."""
-    if place.bound or place.local_size == 1 or not hasattr(os, "sched_getaffinity"):
+    if info.bound or info.local_size == 1 or not hasattr(os, "sched_getaffinity"):
         yield
         return
     before, threads = os.sched_getaffinity(0), torch.get_num_threads()
-    each = len(before) // place.local_size
+    each = len(before) // info.local_size
     if each:
-        os.sched_setaffinity(0, sorted(before)[place.local_rank * each : (place.local_rank + 1) * each])
+        os.sched_setaffinity(0, sorted(before)[info.local_rank * each : (info.local_rank + 1) * each])
     torch.set_num_threads(max(1, min(threads, each)))
     try:
         yield

@@ -40,7 +40,7 @@ class RowCollector(Collector):
         self._num_final = np.zeros(self.world.num_envs, dtype=np.int64)
         """[N]: final observations that each env has stored in this rollout."""
 
-    def _keep_all(self) -> list:
+    def _plan_finals(self) -> list:
         """Nothing: the host knows which episodes were truncated, and stores their final observations alone."""
         return []
 
@@ -89,7 +89,7 @@ class RowCollector(Collector):
             self.noise_by_env(name)[t, rows].flatten(0, 1),
             r.action[t][rows],
             r.log_prob[t][rows],
-            r.value[t][rows] if r.valued else None,
+            r.value[t][rows] if r.has_values else None,
             None if world_action is None else world_action[rows],
         )
 
@@ -145,7 +145,7 @@ class RowCollector(Collector):
         if lost is not None:
             self._drop(*lost)
         for rollout in self.rollouts.values():
-            rollout.settle(t, rows, envs.runner.has_reset_only_step)
+            rollout.update_ages(t, rows, envs.runner.has_reset_only_step)
 
     def _store_final(self, name: str, steps: np.ndarray, envs: np.ndarray) -> None:
         """Put final observations into the next free slot of each env that was truncated in its step."""

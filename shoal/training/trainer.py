@@ -12,7 +12,7 @@ from shoal.algos.registry import LEARNERS
 from shoal.config.job import Job
 from shoal.core.errors import ShoalError, excerpt
 from shoal.core.graph import Graphed
-from shoal.core.user_code import LONGEST
+from shoal.core.user_code import MAX_EXCERPT
 from shoal.core.world import World
 from shoal.host.world import HostWorld
 from shoal.learn.learner import Learner, part_of
@@ -64,7 +64,9 @@ class Trainer(ProgressMixin):
         """Index, in the whole run, of this process's first env."""
         self.world = make_world(job, envs)
         self.policies = make_policies(job, self.world)
-        teams = {name: [self.world.group(g.name) for g in groups] for name, groups in job.policy_groups().items()}
+        policy_groups = {
+            name: [self.world.group(g.name) for g in groups] for name, groups in job.policy_groups().items()
+        }
         collector: type[Collector] = Collector
         more: dict[str, Any] = {}
         if isinstance(self.world, HostWorld):
@@ -77,7 +79,7 @@ class Trainer(ProgressMixin):
             self._make_acting_policies(),
             job.run.rollout_steps,
             job.run.seed,
-            teams,
+            policy_groups,
             self.first_env,
             compiled=compiled,
             bf16=bf16,
@@ -122,7 +124,7 @@ class Trainer(ProgressMixin):
             self._collect()
 
     def learn(self) -> None:
-        """Run the updates that are due after the current rollout."""
+        """Run the updates after the current rollout."""
         progress = min(1.0, self.iteration / self.job.run.iterations)
         for learner in self.learners.values():
             learner.set_progress(progress)
@@ -153,19 +155,19 @@ class Trainer(ProgressMixin):
 
     def read_metrics(self) -> dict[str, float]:
         """Means since the last call, under Stable-Baselines3's names. Waits for the device."""
-        books, read = self._episode_totals(), self._read
+        totals, read = self._episode_totals(), self._read
         found: dict[str, float] = {}
-        new = books.episodes - read.episodes
+        new = totals.episodes - read.episodes
         many = len(self.world.groups) > 1
         if new > 0:
-            for name, total in books.returns.items():
+            for name, total in totals.returns.items():
                 key = f"rollout/{name}/ep_rew_mean" if many else "rollout/ep_rew_mean"
                 found[key] = (total - read.returns.get(name, 0.0)) / new
-            for name, total in books.reports.items():
+            for name, total in totals.reports.items():
                 found[f"rollout/{name}"] = (total - read.reports.get(name, 0.0)) / new
-            found["rollout/ep_len_mean"] = (books.lengths - read.lengths) / new
-        found["rollout/episodes"] = books.episodes
-        self._read = books
+            found["rollout/ep_len_mean"] = (totals.lengths - read.lengths) / new
+        found["rollout/episodes"] = totals.episodes
+        self._read = totals
         for name, learner in self.learners.items():
             prefix = f"train/{name}/" if len(self.policies) > 1 else "train/"
             found.update({prefix + key: value for key, value in learner.read_metrics().items()})
@@ -173,7 +175,7 @@ class Trainer(ProgressMixin):
         if isinstance(self.collector, HostCollector) and self.collector.preemption is not None:
             completed = torch.tensor(self.collector.read_completed(), device=self.world.device)
             self.processes.reducer.average(completed)
-            found["time/made"] = float(completed)
+            found["time/collected_fraction"] = float(completed)
         self.check_finite()
         return found
 
@@ -254,7 +256,7 @@ class Trainer(ProgressMixin):
             bad = ~torch.isfinite(tensor.float())
             if bool(bad.any()):
                 t, env, agent = (int(i) for i in bad.nonzero()[0][:3])
-                values = excerpt(tensor[t, env, agent].tolist(), LONGEST)
+                values = excerpt(tensor[t, env, agent].tolist(), MAX_EXCERPT)
                 return (
                     f"Env {self.first_env + env}, agent {agent} of {self.job.world} gave a non-finite {field} "
                     f"({values}) at row {t} of the rollout after {self.steps} env steps.",
@@ -272,7 +274,7 @@ class Trainer(ProgressMixin):
         state["collector.counter"] = self.collector.counter
         for name, rollout in self.collector.rollouts.items():
             state[f"collector.{name}.version"] = rollout.version
-            state.update({f"collector.{name}.{item}": rows for item, rows in rollout.carried().items()})
+            state.update({f"collector.{name}.{item}": rows for item, rows in rollout.carry_state().items()})
         for name, policy in self.policies.items():
             state.update({f"policy.{name}.{k}": v for k, v in policy.state_dict().items()})
         for name, learner in self.learners.items():
@@ -283,7 +285,7 @@ class Trainer(ProgressMixin):
         """State tensor -> its env axis; tensors not listed are equal in all processes."""
         axes = {f"world.{name}": 0 for name in self.world.state_dict() if name not in self.world.unsharded_state}
         for name, rollout in self.collector.rollouts.items():
-            axes.update({f"collector.{name}.{item}": int(item == "history") for item in rollout.carried()})
+            axes.update({f"collector.{name}.{item}": int(item == "history") for item in rollout.carry_state()})
         for name, learner in self.learners.items():
             axes.update({f"learner.{name}.{item}": axis for item, axis in learner.env_axes().items()})
         return axes

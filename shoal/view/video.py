@@ -38,7 +38,7 @@ def record(
     steps: int | None = None,
     fps: int | None = None,
     seed: int | None = None,
-    sample: bool | None = None,
+    stochastic: bool | None = None,
 ) -> Path:
     """Record a run's policy as a video (.mp4, .gif) or as one picture after the last step (.png).
 
@@ -48,7 +48,7 @@ def record(
         steps: Number of steps.
         fps: Pictures per second.
         seed: Seed of the episodes; None: the run's.
-        sample: Sample actions instead of taking the mode; None: the run's `eval_stochastic`.
+        stochastic: Sample actions instead of taking the mode; None: the run's `eval_stochastic`.
     """
     path = new_file(out or run.folder.subfolder("videos") / f"{run.job.run.algo}.mp4", RECORDINGS, "A recording")
     still = path.suffix == ".png"
@@ -62,8 +62,8 @@ def record(
     with closing(make_world(run.job, envs, "recording")) as world:
         if not world.drawable:
             world.picture(None, 0)
-        samples = run.job.evaluation.eval_stochastic if sample is None else sample
-        player = Player(world, run.policies, evaluation_seed(run.job, seed), samples)
+        stochastic = run.job.evaluation.eval_stochastic if stochastic is None else stochastic
+        player = Player(world, run.policies, evaluation_seed(run.job, seed), stochastic)
         with replacing(path) as file:
             if still:
                 _write_still(file, player, steps)

@@ -7,14 +7,13 @@ import pytest
 import torch
 import warp as wp
 
-from shoal.core import Box, Discrete, Field, Group, KernelWorld
+from shoal.core import Box, Discrete, Field, ForGroup, Group, KernelWorld
 from shoal.core.errors import ShoalError
 from shoal.core.kernel_world import NO_LIMIT
 from shoal.core.world import GroupOutputs, Outputs
-from tests.helpers import (
-    Counting,
-    saved,
-)
+from tests.helpers import Counting, saved
+
+GROUPS = tuple(Group(name, observation=Box(1), action=Discrete(2)) for name in ("a", "b"))
 
 
 @pytest.fixture(scope="module")
@@ -119,9 +118,13 @@ def test_an_array_named_like_a_standard_one_is_named():
 
 
 def test_a_function_per_agent_needs_a_group_where_there_are_several():
-    groups = tuple(Group(name, observation=Box(1), action=Discrete(2)) for name in ("a", "b"))
     with pytest.raises(ShoalError, match=r"per_agent.*ForGroup"):
-        world_with(per_agent, groups=groups)(2)
+        world_with(per_agent, groups=GROUPS)(2)
+
+
+def test_an_unknown_group_is_named():
+    with pytest.raises(ShoalError, match=r"There is no group of Odd named 'hippo'; choose one of: a, b\."):
+        world_with(ForGroup("hippo", per_agent), groups=GROUPS)(2)
 
 
 def test_a_missing_stage_and_missing_groups_are_named():

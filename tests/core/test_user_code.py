@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from shoal.cli import COMMANDS, main
-from shoal.core.user_code import LONGEST, UserCode, UserCodeError, text_of
+from shoal.core.user_code import MAX_EXCERPT, UserCode, UserCodeError, text_of
 from shoal.core.world_loading import world_class
 from shoal.training.trainer import InvalidDataError
 
@@ -137,7 +137,7 @@ ENVS = {
     "syntax": Mistake("self.time += 1", "self.time +=", "self.time +=", "SyntaxError: invalid syntax"),
     "import": Mistake("import sys\n", "import syss\n", "import syss", "No module named 'syss'"),
     "constructor": Mistake(
-        "self.time = 0\n\n    def", "self.time = no_time\n\n    def", "no_time", "cannot be made: NameError"
+        "self.time = 0\n\n    def", "self.time = no_time\n\n    def", "no_time", "cannot be built: NameError"
     ),
     "number": Mistake("class Ball(gym.Env)", "Ball = 5\nclass Other(gym.Env)", None, "is of type int; name a World"),
     "no env": Mistake(
@@ -324,7 +324,7 @@ def test_mistakes_after_training_are_one_sentence_too(tmp_path, capfd):
     assert capfd.readouterr().err == says
 
 
-def test_the_exception_is_the_cause_and_the_place_is_the_users():
+def test_the_exception_is_the_cause_and_the_location_is_the_users():
     with pytest.raises(UserCodeError) as caught, UserCode("It failed"):
         invert()
     assert str(caught.value).startswith("It failed: LinAlgError: ")
@@ -354,7 +354,7 @@ def test_long_texts_and_control_codes_are_cut_and_escaped():
         def __str__(self):
             raise ValueError
 
-    assert len(text_of(ValueError("x" * 10_000))) < LONGEST + 20
+    assert len(text_of(ValueError("x" * 10_000))) < MAX_EXCERPT + 20
     assert text_of(ValueError("\x1b[2J\n")) == "ValueError: \\x1b[2J"
     assert text_of(Odd()) == "Odd"
 

@@ -112,14 +112,14 @@ def test_graphs_and_the_plain_path_make_the_same_numbers(world, settings):
     ("world", "settings"),
     [("cartpole", dict(rnn="gru")), ("tag-grid", dict(frame_stack=2)), ("cartpole", dict(algo="dqn"))],
 )
-@pytest.mark.parametrize("sample", [False, True])
-def test_evaluations_score_the_same_with_and_without_graphs(world, settings, sample):
+@pytest.mark.parametrize("stochastic", [False, True])
+def test_evaluations_score_the_same_with_and_without_graphs(world, settings, stochastic):
     scores = []
     for graph in (False, True):
         job = make_job(world, device="cuda", cuda_graphs=graph, compile="off", precision="fp32", **settings)
         with closing(make_world(job, 1)) as one:
             policies = by_group(job, make_policies(job, one))
-        scores.append(evaluate(job, policies, 64, sample=sample).episodes)
+        scores.append(evaluate(job, policies, 64, stochastic=stochastic).episodes)
     assert scores[0] == scores[1]
 
 
@@ -138,12 +138,12 @@ def test_the_fused_policy_acts_as_the_layers_do(
     inputs, hidden, activation, space, masked, normalize, shared_encoder, rows
 ):
     """Same noise, same actions but for roundings of bf16; log-probabilities and values to those roundings."""
-    from shoal.policy.fused import FusedActor, fits
+    from shoal.policy.fused import FusedActor, supports
 
     torch.manual_seed(0)
     group = Group("a", Box(inputs), space, masked=masked)
     policy = ActorCritic(group, mlp_encoder(hidden, activation), shared_encoder, normalize, 0.0).cuda()
-    assert fits(policy)
+    assert supports(policy)
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -191,14 +191,14 @@ def test_resume_on_a_gpu_is_exact(tmp_path):
     assert [name for name in a if not torch.equal(a[name], b[name])] == []
 
 
-def host_experience(world, schedule, graph, updates=5, cuts=(), **settings):
+def host_experience(world, schedule, graph, updates=5, preemptions=(), **settings):
     host = dict(schedule=schedule, desync_steps=4, num_workers=2, **settings.pop("world_config", {}))
     sizes = dict(
         num_envs=8, rollout_steps=8, num_minibatches=2, epochs=1, total_steps=100_000, compile="off", precision="fp32"
     )
     trainer = Trainer(make_job(world, device="cuda", cuda_graphs=graph, world_config=host, **(sizes | settings)))
-    if cuts:
-        trainer.collector.preemption = ScriptedPreemption(*cuts)
+    if preemptions:
+        trainer.collector.preemption = ScriptedPreemption(*preemptions)
     made = []
     with closing(trainer.world):
         for _ in range(updates):
@@ -232,7 +232,7 @@ def test_host_worlds_make_the_same_experience_by_every_schedule_with_and_without
 )
 def test_host_rollouts_that_are_cut_short_are_the_same_with_and_without_graphs(world, settings):
     pytest.importorskip("ale_py")
-    settings = dict(settings, sync_frac=0.5, cuts=(2, None, 1), updates=9)
+    settings = dict(settings, sync_frac=0.5, preemptions=(2, None, 1), updates=9)
     plain = host_experience(world, "lockstep", False, **settings)
     for schedule in ("lockstep", "alternating"):
         for a, b in zip(plain, host_experience(world, schedule, True, **settings), strict=True):

@@ -25,16 +25,16 @@ def make(game, num_envs, **settings):
 
 def test_frames_and_rewards_equal_those_of_ale_py():
     world = make("pong", 3, terminal_on_life_loss=False, noop_max=5)
-    twin = vector_env.AtariVectorEnv(
+    reference = vector_env.AtariVectorEnv(
         "pong", 3, stack_num=1, noop_max=5, autoreset_mode="SameStep", reward_clipping=False, num_threads=1
     )
-    seen, _ = twin.reset(seed=env_seeds(2, 0, 3))
+    seen, _ = reference.reset(seed=env_seeds(2, 0, 3))
     np.testing.assert_array_equal(world.reset(2).groups["agent"].observation[:, 0], seen)
     random = np.random.default_rng(0)
     for _ in range(150):
         actions = random.integers(0, 6, 3).astype(np.int32)
         out = world.step(torch.from_numpy(actions)[:, None])
-        seen, reward, terminated, _, _ = twin.step(actions)
+        seen, reward, terminated, _, _ = reference.step(actions)
         np.testing.assert_array_equal(out.groups["agent"].observation[:, 0], seen)
         np.testing.assert_array_equal(out.groups["agent"].reward[:, 0], np.clip(reward, -1, 1))
         np.testing.assert_array_equal(out.terminated, terminated)

@@ -83,14 +83,14 @@ def test_a_preempted_rollout_is_the_beginning_of_a_whole_one(schedule, kind, mon
     if kind == "no alive flags":
         monkeypatch.setattr(HostWorld, "writes_alive", False)
     close = dict(rtol=1e-4, atol=1e-5) if schedule == "first-come" else dict(rtol=0, atol=0)
-    cut, whole = (
+    preempted, whole = (
         trainer(ScriptedPreemption(4), schedule, **KINDS[kind]),
         trainer(ScriptedPreemption(None), schedule, **KINDS[kind]),
     )
-    with closing(cut), closing(whole):
-        cut.collect()
+    with closing(preempted), closing(whole):
+        preempted.collect()
         whole.collect()
-        made = ends(cut)
+        made = ends(preempted)
         assert all(k == STEPS for _, k in ends(whole))
         short = {}
         for envs, k in made:
@@ -98,7 +98,7 @@ def test_a_preempted_rollout_is_the_beginning_of_a_whole_one(schedule, kind, mon
             if k not in short:
                 short[k] = trainer(ScriptedPreemption(None), "lockstep", **KINDS[kind] | dict(rollout_steps=k))
                 short[k].collect()
-            for name, a in cut.collector.rollouts.items():
+            for name, a in preempted.collector.rollouts.items():
                 b, c = whole.collector.rollouts[name], short[k].collector.rollouts[name]
                 for field in ("action", "log_prob", "reward", "terminated", "alive", "age"):
                     torch.testing.assert_close(
@@ -121,24 +121,24 @@ def test_a_preempted_rollout_is_the_beginning_of_a_whole_one(schedule, kind, mon
                 torch.testing.assert_close(
                     rows(a.rnn_state, 1, 1, envs), rows(c.rnn_state, 1, 1, envs), rtol=1e-4, atol=1e-5
                 )
-        for each in (cut, *short.values()):
+        for each in (preempted, *short.values()):
             for learner in each.learners.values():
                 learner._prepare()
         for envs, k in made:
-            for name, learner in cut.learners.items():
+            for name, learner in preempted.learners.items():
                 for field in ("advantage", "target"):
                     ours, theirs = getattr(learner, field), getattr(short[k].learners[name], field)
                     torch.testing.assert_close(ours[:k, envs], theirs[:k, envs], rtol=1e-3, atol=1e-4)
         for each in short.values():
             each.close()
-        before = {name: r.observation[STEPS:].clone() for name, r in cut.collector.rollouts.items()}
-        cut.collector.preemption = ScriptedPreemption(None)
-        cut.collect()
-        for name, r in cut.collector.rollouts.items():
+        before = {name: r.observation[STEPS:].clone() for name, r in preempted.collector.rollouts.items()}
+        preempted.collector.preemption = ScriptedPreemption(None)
+        preempted.collect()
+        for name, r in preempted.collector.rollouts.items():
             assert torch.equal(r.observation[: r.stack], before[name])
-            assert not r.cut.any()
+            assert not r.preempted.any()
             assert r.alive.all() or kind == "groups"
-        assert all(k == STEPS for _, k in ends(cut))
+        assert all(k == STEPS for _, k in ends(preempted))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -157,7 +157,7 @@ def test_episodes_continue_through_preempted_rollouts(schedule):
                 seen[env] += r.observation[:k, env, 0].tolist()
                 rewards[env] += r.reward[:k, env, 0].tolist()
                 over[env] += (r.terminated | r.truncated)[:k, env].tolist()
-                if r.cut[env]:
+                if r.preempted[env]:
                     over[env][-1] = False
             found.learn()
         episodes, lengths = found.world.statistics().episodes, found.world.statistics().length_sum
@@ -179,7 +179,7 @@ def test_episodes_continue_through_preempted_rollouts(schedule):
             assert begun >= 0
         assert int(lengths.sum()) >= sum(len(each) for each in over) - 30 * ENVS
         made = sum(len(each) for each in over)
-        assert found.read_metrics()["time/made"] == pytest.approx(made / (8 * STEPS * ENVS))
+        assert found.read_metrics()["time/collected_fraction"] == pytest.approx(made / (8 * STEPS * ENVS))
         assert made < 8 * STEPS * ENVS
 
 
@@ -202,11 +202,14 @@ def test_a_replay_bootstraps_where_rollouts_were_preempted(schedule, name, prior
     settings |= dict(backend=backend, learning_starts=10_000)
     found = trainer(ScriptedPreemption(2, 8), schedule, name, kwargs={"longest": 30}, **settings)
     with closing(found):
-        made, cut = torch.zeros(blocks, STEPS, ENVS, dtype=torch.bool), torch.zeros(blocks, ENVS, dtype=torch.bool)
+        made, preempted = (
+            torch.zeros(blocks, STEPS, ENVS, dtype=torch.bool),
+            torch.zeros(blocks, ENVS, dtype=torch.bool),
+        )
         for i in range(2 * blocks + 2):
             found.collect()
             r = found.collector.rollouts["agent"]
-            made[i % blocks], cut[i % blocks] = r.alive[:-1, :, 0], r.cut
+            made[i % blocks], preempted[i % blocks] = r.alive[:-1, :, 0], r.preempted
             found._store()
         replay = found.learners["agent"].replay
         crossed = 0
@@ -225,7 +228,7 @@ def test_a_replay_bootstraps_where_rollouts_were_preempted(schedule, name, prior
             torch.testing.assert_close(sample.discount[lives][on], gamma ** went[on])
             assert torch.equal(later[on, 1, 2], seen[on, 1, 2])
             for i, e, steps in zip(row[lives][on].tolist(), env[lives][on].tolist(), went[on].tolist(), strict=True):
-                left = int(made[i // STEPS, i % STEPS :, e].sum()) if cut[i // STEPS, e] else STEPS
+                left = int(made[i // STEPS, i % STEPS :, e].sum()) if preempted[i // STEPS, e] else STEPS
                 assert steps == min(n, left)
                 crossed += left < n
         assert crossed > 10
@@ -245,7 +248,7 @@ def test_one_process_is_never_preempted():
     made = trainer()
     with closing(made):
         made.iterate()
-        assert made.read_metrics()["time/made"] == 1.0
+        assert made.read_metrics()["time/collected_fraction"] == 1.0
 
 
 @pytest.mark.parametrize("kind", ["memory", "file"])

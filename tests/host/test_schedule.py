@@ -147,9 +147,9 @@ def test_auto_times_the_schedules_and_reports_them():
     found = trainer(schedule="auto")
     with closing(found.world):
         assert found.collector.schedule in ("lockstep", "alternating", "first-come")
-        remark = found.collector.remarks()[0]
-        assert "2 worker process(es) with 3 envs each" in remark
-        assert "ms" in remark
+        line = found.collector.describe_stepping()[0]
+        assert "2 worker process(es) with 3 envs each" in line
+        assert "ms" in line
         found.iterate()
 
 

@@ -28,7 +28,7 @@ def own(name, num_envs, **settings):
     return make(f"{HERE}:{name}", num_envs, **settings)
 
 
-class Twin:
+class Reference:
     """The same envs, stepped in a plain loop."""
 
     def __init__(self, envs, seed, limit=None):
@@ -55,14 +55,14 @@ class Twin:
 @pytest.mark.parametrize("schedule", ["lockstep", "auto"])
 def test_envs_do_what_they_do_alone(backend, schedule):
     world = make("gym:CartPole-v1", 7, time_limit=15, vec_backend=backend, schedule=schedule)
-    twin = Twin([gym.make("CartPole-v1").unwrapped for _ in range(7)], seed=3, limit=15)
-    np.testing.assert_array_equal(world.reset(3).groups["agent"].observation[:, 0], np.array(twin.seen))
+    reference = Reference([gym.make("CartPole-v1").unwrapped for _ in range(7)], seed=3, limit=15)
+    np.testing.assert_array_equal(world.reset(3).groups["agent"].observation[:, 0], np.array(reference.seen))
     random = np.random.default_rng(0)
     ends = 0
     for _ in range(60):
         actions = random.integers(0, 2, 7)
         out = world.step(torch.tensor(actions, dtype=torch.int32)[:, None])
-        seen, reward, terminated, truncated, final = twin.step(actions)
+        seen, reward, terminated, truncated, final = reference.step(actions)
         group = out.groups["agent"]
         np.testing.assert_array_equal(group.observation[:, 0], seen)
         np.testing.assert_array_equal(group.reward[:, 0], reward)
@@ -104,13 +104,13 @@ def test_the_registry_s_time_limit_truncates():
 
 def test_action_repeat_adds_rewards_up_and_stops_at_the_end():
     world = own("Walk", 3, vec_backend="serial", action_repeat=4)
-    twins = [Walk() for _ in range(3)]
-    for env, seed in zip(twins, env_seeds(2, 0, 3), strict=True):
+    references = [Walk() for _ in range(3)]
+    for env, seed in zip(references, env_seeds(2, 0, 3), strict=True):
         env.reset(seed=int(seed))
     world.reset(2)
     for _ in range(12):
         out = world.step(torch.ones(3, 1, dtype=torch.int32))
-        for i, env in enumerate(twins):
+        for i, env in enumerate(references):
             total, over = 0.0, False
             for _ in range(4):
                 if not over:
@@ -192,14 +192,14 @@ def test_a_parallel_environment_against_a_plain_loop():
         ("deer", 1, Discrete(4)),
     ]
     out = world.reset(9)
-    twins = [Hunt() for _ in range(5)]
-    seen = [env.reset(seed=int(s))[0] for env, s in zip(twins, env_seeds(9, 0, 5), strict=True)]
+    references = [Hunt() for _ in range(5)]
+    seen = [env.reset(seed=int(s))[0] for env, s in zip(references, env_seeds(9, 0, 5), strict=True)]
     random = np.random.default_rng(1)
     ends = 0
     for _ in range(40):
         hunters, deer = random.integers(0, 2, (5, 2)), random.integers(0, 4, (5, 1))
         out = world.step({"hunter": torch.tensor(hunters).int(), "deer": torch.tensor(deer).int()})
-        for i, env in enumerate(twins):
+        for i, env in enumerate(references):
             actions = {"hunter_0": hunters[i, 0], "hunter_1": hunters[i, 1], "deer": deer[i, 0]}
             playing = list(env.agents)
             seen, rewards, terms, truncs, _ = env.step({a: actions[a] for a in playing})

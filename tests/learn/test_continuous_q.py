@@ -226,7 +226,7 @@ def test_the_number_of_updates_is_exact(kind):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (dict(critics=0), "--critics must be at least 1"),
+        (dict(critics=0), "--critics must be between 1 and 256"),
         (dict(tau=0.0), "--tau must be above 0"),
         (dict(temperature=0.0), "--temperature must be above 0"),
         (dict(exploration_noise=-1.0), "--exploration-noise must be at least 0"),

@@ -137,12 +137,12 @@ def reference_update(learner: QLearner, policy: QPolicy, target: QPolicy, optimi
     c, nvec = learner.config, policy.head.nvec
     with torch.no_grad():
         later = target.distribution(sample.next_observation)
-        judge = policy.distribution(sample.next_observation) if c.double_q else later
+        selector = policy.distribution(sample.next_observation) if c.double_q else later
         if sample.next_action_mask is not None:
-            judge = judge.masked_fill(~sample.next_action_mask, -torch.inf)
+            selector = selector.masked_fill(~sample.next_action_mask, -torch.inf)
     action = sample.action.view(BATCH, -1).long()
     loss = 0.0
-    pieces = (policy.distribution(sample.observation), later, judge)
+    pieces = (policy.distribution(sample.observation), later, selector)
     for i, (q, ahead, chooser) in enumerate(zip(*(x.split(nvec, 1) for x in pieces), strict=True)):
         best = ahead.gather(1, chooser.argmax(1, keepdim=True)).squeeze(1)
         aim = sample.reward + sample.discount * best
@@ -191,9 +191,9 @@ def test_double_dqn_evaluates_the_online_choice_with_the_target_network():
     for double, expected in ((False, 2.0 + 0.9 * 5.0), (True, 2.0 + 0.9 * 1.0)):
         learner = make(double_q=double)
         with torch.no_grad():
-            for network, worth in ((learner.policy, (3.0, 0.0, 0.0, 0.0)), (learner.target, (1.0, 5.0, 0.0, 0.0))):
+            for network, q_values in ((learner.policy, (3.0, 0.0, 0.0, 0.0)), (learner.target, (1.0, 5.0, 0.0, 0.0))):
                 network.head.linear.weight.zero_()
-                network.head.linear.bias.copy_(torch.tensor(worth))
+                network.head.linear.bias.copy_(torch.tensor(q_values))
         sample = learner.replay.sample(BATCH)
         sample.reward.fill_(2.0)
         sample.discount.fill_(0.9)

@@ -86,7 +86,7 @@ def make(rnn="lstm", layers=1, stack=1, can_leave=False, masked=False, seed=0, b
 def unroll(network: QPolicy, reference: Reference, first: int, env: int, agent: int, rows: int, burn_in: int):
     """Outputs of a network for each row of a sequence and its final observations, step by step."""
     state = torch.as_tensor(reference.state[first, env, agent])[None]
-    numbers, finals = [], {}
+    q_logits, finals = [], {}
 
     def evaluate(seen):
         features = network.policy_encoder(torch.as_tensor(seen).float()[None])
@@ -96,12 +96,12 @@ def unroll(network: QPolicy, reference: Reference, first: int, env: int, agent: 
     for t in range(rows):
         with torch.set_grad_enabled(t >= burn_in and torch.is_grad_enabled()):
             outputs, state = evaluate(reference.seen(first + t, env, agent))
-            numbers.append(outputs)
+            q_logits.append(outputs)
             if reference.only_truncated[first + t, env]:
                 finals[t] = evaluate(reference.final_seen(first + t, env)[agent])[0]
             if reference.terminated[first + t, env] or reference.truncated[first + t, env]:
                 state = torch.zeros_like(state)
-    return numbers, finals
+    return q_logits, finals
 
 
 def reference_loss(learner: QLearner, reference: Reference, place: list[int], weight: list[float]):
@@ -138,11 +138,11 @@ def reference_loss(learner: QLearner, reference: Reference, place: list[int], we
                 )
                 if what.kind == "on" and replay.mask is not None:
                     allowed = reference.mask[what.row, env, agent]
-                worth = head.q_values((selector if c.double_q else target).detach()[None])[0]
+                q_values = head.q_values((selector if c.double_q else target).detach()[None])[0]
                 choices = [k for k in range(3) if allowed[k]] or [0]
-                ahead = target[max(choices, key=lambda k: float(worth[k]))].detach()
-            lost, off = one_loss(c, head, own[t][reference.action[now, env, agent]], ahead, what.reward, what.discount)
-            total = total + scale * lost
+                ahead = target[max(choices, key=lambda k: float(q_values[k]))].detach()
+            loss, off = one_loss(c, head, own[t][reference.action[now, env, agent]], ahead, what.reward, what.discount)
+            total = total + scale * loss
             errors.append(float(off.detach()))
         priorities.append(0.9 * max(errors) + 0.1 * sum(errors) / len(errors) if errors else 0.0)
     return total / (len(place) * c.sequence_length), priorities, seen
@@ -153,17 +153,17 @@ def one_loss(c: QConfig, head, own: torch.Tensor, ahead: torch.Tensor, reward: f
     if c.atoms > 1:
         given = (torch.tensor([float(x)]) for x in (reward, discount))
         aim = losses.categorical_projection(ahead.softmax(-1)[None], *given, head.support)
-        lost = losses.cross_entropy(own[None], aim)[0]
-        return lost, lost
+        loss = losses.cross_entropy(own[None], aim)[0]
+        return loss, loss
     if c.quantiles:
-        lost = losses.quantile_loss(own[None], (reward + discount * ahead)[None])[0]
-        return lost, lost
-    worth = float(ahead[0])
+        loss = losses.quantile_loss(own[None], (reward + discount * ahead)[None])[0]
+        return loss, loss
+    value = float(ahead[0])
     if c.rescale:  # as in the paper: the inverse, the target, and back
         eps = 1e-3
-        root = (math.sqrt(1 + 4 * eps * (abs(worth) + 1 + eps)) - 1) / (2 * eps)
-        worth = math.copysign(root**2 - 1, worth)
-    aim = reward + discount * worth
+        root = (math.sqrt(1 + 4 * eps * (abs(value) + 1 + eps)) - 1) / (2 * eps)
+        value = math.copysign(root**2 - 1, value)
+    aim = reward + discount * value
     if c.rescale:
         aim = math.copysign(math.sqrt(abs(aim) + 1) - 1, aim) + 1e-3 * aim
     error = own[0] - aim
@@ -255,7 +255,7 @@ def test_invalid_rows_are_ignored():
         dict(atoms=21, noisy=True, dueling=True, prioritized=True),
         dict(quantiles=9, double_q=True),
     ],
-    ids=["plain numbers", "atoms", "quantiles"],
+    ids=["scalar values", "atoms", "quantiles"],
 )
 def test_all_options_learn_a_terminal_reward(settings):
     """All episodes end after one step with reward 1, so the Q-values of all parts converge to 1."""
@@ -283,8 +283,8 @@ def test_all_options_learn_a_terminal_reward(settings):
         learner.set_progress(i / 150)
         learner.update()
     policy.zero_noise()
-    numbers, _ = policy.sequence(rollout.observation[:-1].flatten(1, 2), torch.zeros(8, 16), torch.ones(3, 8).bool())
-    q = policy.head.q_values(numbers)
+    q_logits, _ = policy.sequence(rollout.observation[:-1].flatten(1, 2), torch.zeros(8, 16), torch.ones(3, 8).bool())
+    q = policy.head.q_values(q_logits)
     q = losses.inverse_rescale(q) if config.rescale else q
     torch.testing.assert_close(q, torch.ones_like(q), atol=0.3, rtol=0)
     assert int(learner.optimizer.bad_steps) == 0
@@ -297,11 +297,11 @@ def test_acting_equals_unrolling_the_sequence():
     torch.manual_seed(1)
     seen, ended, state = torch.randn(7, 4, 2), torch.rand(7, 4) < 0.3, torch.randn(4, policy.state_size)
     with torch.no_grad():
-        numbers, states = policy.sequence(seen, state, ended)
+        q_logits, states = policy.sequence(seen, state, ended)
         last = policy.final_state(seen, state, ended)
         for t in range(7):
             q, value, state = policy.step(seen[t], state)
-            torch.testing.assert_close(q, policy.head.q_values(numbers[t]))
+            torch.testing.assert_close(q, policy.head.q_values(q_logits[t]))
             torch.testing.assert_close(state, states[t])
             assert not value.any()
             state = state.masked_fill(ended[t].unsqueeze(-1), 0.0)

@@ -303,7 +303,7 @@ def test_evaluation_resets_the_state_with_the_episode():
     policies = make_policies(world, "lstm")
     policy, seen, states = policies["counter"], [], []
     policy.policy_encoder.register_forward_hook(lambda *given: seen.append(given[-1].clone()))
-    player = Player(world, policies, seed=0, sample=True)
+    player = Player(world, policies, seed=0, stochastic=True)
     state = torch.zeros(6, policy.state_size)
     for _ in range(20):
         player.step()

@@ -8,23 +8,25 @@ from hypothesis import strategies as st
 
 from shoal.learn.returns import advantage_plan, discounted_plan
 from shoal.learn.rollout import Rollout
-from tests.helpers import advantage_twin, random_rollout
+from tests.helpers import advantage_reference, random_rollout
 
 
-def advantages(rollout: Rollout, value, final_value, gamma, lam, scale=1.0, **lag) -> tuple[np.ndarray, np.ndarray]:
+def advantages(
+    rollout: Rollout, value, final_value, gamma, gae_lambda, scale=1.0, **lag
+) -> tuple[np.ndarray, np.ndarray]:
     advantage, target = torch.full_like(rollout.reward, np.nan), torch.full_like(rollout.reward, np.nan)
     arrays = [torch.as_tensor(a, dtype=torch.float32) for a in (value, final_value, [scale])]
-    advantage_plan(rollout, *arrays, advantage, target, gamma, lam, **lag)()
+    advantage_plan(rollout, *arrays, advantage, target, gamma, gae_lambda, **lag)()
     return advantage.numpy(), target.numpy()
 
 
-def compare(rollout: Rollout, gamma=0.9, lam=0.8, scale=1.0, seed=0) -> tuple[np.ndarray, np.ndarray]:
+def compare(rollout: Rollout, gamma=0.9, gae_lambda=0.8, scale=1.0, seed=0) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
     steps, envs, agents = rollout.reward.shape
     value = rng.normal(size=(steps + 1, envs, agents)).astype(np.float32)
     final_value = rng.normal(size=(steps, envs, agents)).astype(np.float32)
-    found = advantages(rollout, value, final_value, gamma, lam, scale)
-    expected = advantage_twin(rollout, value, final_value, gamma, lam, scale)
+    found = advantages(rollout, value, final_value, gamma, gae_lambda, scale)
+    expected = advantage_reference(rollout, value, final_value, gamma, gae_lambda, scale)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
     return found
@@ -38,11 +40,11 @@ def compare(rollout: Rollout, gamma=0.9, lam=0.8, scale=1.0, seed=0) -> tuple[np
     leaves=st.booleans(),
     waits=st.booleans(),
     gamma=st.sampled_from([0.0, 0.9, 0.99, 1.0]),
-    lam=st.sampled_from([0.0, 0.5, 0.95, 1.0]),
+    gae_lambda=st.sampled_from([0.0, 0.5, 0.95, 1.0]),
     seed=st.integers(0, 2**31),
 )
-def test_advantages_equal_the_reference(steps, envs, agents, leaves, waits, gamma, lam, seed):
-    compare(random_rollout(steps, envs, agents, leaves, seed, waits=waits), gamma, lam, seed=seed)
+def test_advantages_equal_the_reference(steps, envs, agents, leaves, waits, gamma, gae_lambda, seed):
+    compare(random_rollout(steps, envs, agents, leaves, seed, waits=waits), gamma, gae_lambda, seed=seed)
 
 
 def test_an_agent_that_leaves_at_a_truncation_does_not_bootstrap():
@@ -53,7 +55,7 @@ def test_an_agent_that_leaves_at_a_truncation_does_not_bootstrap():
     rollout.reward.fill_(2.0)
     rollout.alive.fill_(True)
     rollout.final_alive.copy_(torch.tensor([[[True, False]]]))
-    advantage, _ = advantages(rollout, [[[3.0, 3.0]], [[5.0, 5.0]]], [[[7.0, 7.0]]], gamma=0.5, lam=0.9)
+    advantage, _ = advantages(rollout, [[[3.0, 3.0]], [[5.0, 5.0]]], [[[7.0, 7.0]]], gamma=0.5, gae_lambda=0.9)
     assert advantage[0, 0].tolist() == [2.0 + 0.5 * 7.0 - 3.0, 2.0 - 3.0]
 
 
@@ -65,7 +67,7 @@ def test_without_a_stored_final_observation_the_own_value_is_bootstrapped():
     rollout.reward.zero_()
     memory = torch.tensor([5.0, 1e6, 1e6]).view(3, 1, 1)
     value = torch.tensor([1.0, 2.0, 3.0, 4.0]).view(4, 1, 1)
-    advantage, _ = advantages(rollout, value, memory[:1], gamma=0.5, lam=0.9)
+    advantage, _ = advantages(rollout, value, memory[:1], gamma=0.5, gae_lambda=0.9)
     assert advantage[:, 0, 0].tolist() == [0.5 * 5.0 - 1.0, 0.5 * 2.0 - 2.0, 0.5 * 3.0 - 3.0]
 
 
@@ -75,7 +77,7 @@ def test_rewards_between_two_decisions_belong_to_the_first():
     rollout.is_decision_step.copy_(torch.tensor([1, 0, 0, 1, 1]).bool().view(5, 1, 1))
     rollout.reward.copy_(torch.tensor([1.0, 2.0, 4.0, 8.0]).view(4, 1, 1))
     value = torch.tensor([3.0, 100.0, 100.0, 5.0, 6.0]).view(5, 1, 1)
-    advantage, _ = advantages(rollout, value, np.zeros((4, 1, 1)), gamma=0.5, lam=0.5)
+    advantage, _ = advantages(rollout, value, np.zeros((4, 1, 1)), gamma=0.5, gae_lambda=0.5)
     second = 8.0 + 0.5 * 6.0 - 5.0
     first = 1.0 + 0.5 * 2.0 + 0.25 * 4.0 + 0.125 * (5.0 + 0.5 * second) - 3.0
     np.testing.assert_allclose(advantage.ravel(), [first, 0.0, 0.0, second])
@@ -96,7 +98,7 @@ def test_one_env_and_one_step():
         rollout.reward.fill_(2.0)
         rollout.terminated.fill_(bool(terminated))
         rollout.truncated.fill_(bool(truncated))
-        advantage, target = advantages(rollout, [[[3.0]], [[5.0]]], [[[7.0]]], gamma=0.5, lam=0.9)
+        advantage, target = advantages(rollout, [[[3.0]], [[5.0]]], [[[7.0]]], gamma=0.5, gae_lambda=0.9)
         assert advantage.item() == 2.0 + 0.5 * following - 3.0
         assert target.item() == 2.0 + 0.5 * following
 
@@ -127,9 +129,9 @@ def test_lambda_one_sums_rewards_and_lambda_zero_is_the_td_error():
     rollout = random_rollout(7, 2, 1, False, 1, 0.0, 0.0)
     value = np.random.default_rng(0).normal(size=(8, 2, 1)).astype(np.float32)
     reward = rollout.reward.numpy()
-    _, returns = advantages(rollout, value, np.zeros((7, 2, 1)), gamma=1.0, lam=1.0)
+    _, returns = advantages(rollout, value, np.zeros((7, 2, 1)), gamma=1.0, gae_lambda=1.0)
     np.testing.assert_allclose(returns[0], reward.sum(axis=0) + value[-1], rtol=1e-5)
-    errors, _ = advantages(rollout, value, np.zeros((7, 2, 1)), gamma=0.5, lam=0.0)
+    errors, _ = advantages(rollout, value, np.zeros((7, 2, 1)), gamma=0.5, gae_lambda=0.0)
     np.testing.assert_allclose(errors, reward + 0.5 * value[1:] - value[:-1], rtol=1e-5, atol=1e-6)
 
 
@@ -144,7 +146,7 @@ def test_many_envs_over_threads(monkeypatch):
     value = np.random.default_rng(0).normal(size=(4, 8200, 1)).astype(np.float32)
     final = np.random.default_rng(1).normal(size=(3, 8200, 1)).astype(np.float32)
     found, _ = advantages(rollout, value, final, 0.9, 0.9)
-    expected, _ = advantage_twin(rollout, value, final, 0.9, 0.9)
+    expected, _ = advantage_reference(rollout, value, final, 0.9, 0.9)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -168,7 +170,7 @@ def test_discounted_sums_equal_the_reference_over_several_rollouts(steps, envs, 
 # --- V-trace ----------------------------------------------------------------------------------------------------------
 
 
-def vtrace_reference(rollout, value, final_value, ratio, gamma, lam, rho, c):
+def vtrace_reference(rollout, value, final_value, ratio, gamma, gae_lambda, rho, c):
     """The paper's sum definition of the targets, without recursion."""
     steps, envs, agents = rollout.reward.shape
     target, advantage = np.zeros((2, steps, envs, agents))
@@ -189,14 +191,14 @@ def vtrace_reference(rollout, value, final_value, ratio, gamma, lam, rho, c):
                 for t in range(start, steps):
                     ahead, goes_on = after(t)
                     total += weight * min(w[t], rho) * (reward[t, env, agent] + gamma * ahead - v[t])
-                    weight *= gamma * lam * min(w[t], c)
+                    weight *= gamma * gae_lambda * min(w[t], c)
                     if not goes_on:
                         break
                 target[start, env, agent] = total
             for t in range(steps):
                 ahead, goes_on = after(t)
                 if goes_on and t + 1 < steps:
-                    ahead += lam * (target[t + 1, env, agent] - v[t + 1])
+                    ahead += gae_lambda * (target[t + 1, env, agent] - v[t + 1])
                 advantage[t, env, agent] = reward[t, env, agent] + gamma * ahead - v[t]
     return advantage, target
 
@@ -205,16 +207,16 @@ def vtrace_reference(rollout, value, final_value, ratio, gamma, lam, rho, c):
 @given(
     steps=st.integers(1, 10),
     gamma=st.sampled_from([0.0, 0.9, 1.0]),
-    lam=st.sampled_from([0.0, 0.7, 1.0]),
+    gae_lambda=st.sampled_from([0.0, 0.7, 1.0]),
     clips=st.sampled_from([(1.0, 1.0), (2.0, 0.5), (0.3, 1.5)]),
     seed=st.integers(0, 2**31),
 )
-def test_vtrace_equals_the_reference(steps, gamma, lam, clips, seed):
+def test_vtrace_equals_the_reference(steps, gamma, gae_lambda, clips, seed):
     rollout, rng = random_rollout(steps, 3, 2, False, seed), np.random.default_rng(seed)
     value, final_value = rng.normal(size=(2, steps + 1, 3, 2)).astype(np.float32)
     ratio = np.exp(rng.normal(size=(steps, 3, 2))).astype(np.float32)
-    expected = vtrace_reference(rollout, value, final_value, ratio, gamma, lam, *clips)
-    found = advantages(rollout, value, final_value[:steps], gamma, lam, ratio=torch.tensor(ratio), clips=clips)
+    expected = vtrace_reference(rollout, value, final_value, ratio, gamma, gae_lambda, *clips)
+    found = advantages(rollout, value, final_value[:steps], gamma, gae_lambda, ratio=torch.tensor(ratio), clips=clips)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 

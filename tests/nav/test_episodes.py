@@ -397,9 +397,9 @@ def test_bad_arguments_exit_with_2(cache, tmp_path, capsys, words, reason):
     names = dict(wall=write_obj(tmp_path / "wall.obj", room()[:2]), room=write_obj(tmp_path / "room.obj", room()))
     out = ["--out", str(tmp_path / "set")] if "--out" not in words else []
     assert main(["scene", "episodes", "--device", "cpu", *(word.format(**names) for word in words), *out]) == 2
-    told = capsys.readouterr().err
-    assert reason in told
-    assert told.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert reason in printed
+    assert printed.count("\n") == 1
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
 
 

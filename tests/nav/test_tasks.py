@@ -38,11 +38,11 @@ def enter_elsewhere(
     num_agents: int,
     row: wp.array2d(dtype=int),
     present: wp.array2d(dtype=wp.bool),
-    choice: wp.array(dtype=int),
+    active_rows: wp.array(dtype=int),
 ):
     """A replacement of `enter_scene` that does not reset the path."""
     for k in range(num_agents):
-        row[env, k] = choice[0]
+        row[env, k] = active_rows[0]
         present[env, k] = True
 
 
@@ -89,7 +89,7 @@ def test_flee_rewards_the_distance_from_the_start(make):
 
 
 def test_explore_rewards_each_cell_once(make):
-    """A NumPy twin: cells of 1 m in the frame of the start, counted as a set."""
+    """A NumPy reference: cells of 1 m in the frame of the start, counted as a set."""
     world = make(Explore, ExploreConfig)
     start, yaw = world.store.start[:, 0].clone(), world.store.start_yaw[:, 0].clone()
     seen = [{(0, 0)} for _ in range(4)]
@@ -384,19 +384,19 @@ def test_preloaded_scenes_are_those_loaded(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         (dict(eval_scenes="{0}/wall.obj"), "no walkable floor"),
         (dict(eval_episode_files="{0}/none"), "There is no file or folder"),
     ],
 )
-def test_impossible_evaluations_are_refused_before_training(tmp_path, monkeypatch, settings, told):
+def test_impossible_evaluations_are_refused_before_training(tmp_path, monkeypatch, settings, message):
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
     scene = write_obj(tmp_path / "room.obj", room((5.0, 5.0)))
     write_obj(tmp_path / "wall.obj", room((0.2, 5.0)))
     config = dict(scenes=scene, up="z", scenes_in_memory=1, goals_per_scene=4, image_size=SIZE)
     config |= {name: path.format(tmp_path) for name, path in settings.items()}
-    with pytest.raises(ShoalError, match=told):
+    with pytest.raises(ShoalError, match=message):
         shoal.train(
             "pointnav", device="cpu", num_envs=8, total_steps=10_000, eval_episodes=2, quiet=True,
             run_dir=tmp_path / "run", world_config=config,

@@ -21,7 +21,7 @@ from shoal.core.spaces import Box, Discrete, MultiDiscrete
 from shoal.core.world import Group
 from shoal.policy import ActorCritic, mlp_encoder
 from shoal.policy.base import OBSERVATION_CLIP
-from shoal.policy.fused import FusedActor, fits
+from shoal.policy.fused import FusedActor, supports
 from shoal.policy.heads import MASKED
 
 ROWS = 150
@@ -104,7 +104,7 @@ def measure(case: Case) -> dict[str, float]:
     torch.manual_seed(0)
     group = Group("agent", Box(case.inputs), case.space, masked=case.masked)
     policy = ActorCritic(group, mlp_encoder(case.hidden, case.activation), case.shared_encoder, case.normalize, 0.0)
-    assert fits(policy)
+    assert supports(policy)
     nvec = tuple(policy.head.nvec)
     with torch.no_grad():
         for parameter in policy.parameters():

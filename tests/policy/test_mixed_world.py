@@ -90,11 +90,11 @@ def test_an_update_of_a_cnn_with_mixed_actions(made):
     assert not policy.moments.count
 
 
-@pytest.mark.parametrize("sample", [True, False])
-def test_evaluation(made, sample):
+@pytest.mark.parametrize("stochastic", [True, False])
+def test_evaluation(made, stochastic):
     world = Bar(ENVS, "cpu")
     for policies, stacked in ((made.policies, 2), ({"g": RandomPolicy(world.groups[0])}, 1)):
-        player = Player(FrameStack(world, stacked), policies, 0, sample)
+        player = Player(FrameStack(world, stacked), policies, 0, stochastic)
         for _ in range(3):
             player.step()
         assert torch.isfinite(world.outputs.groups["g"].reward).all()

@@ -30,8 +30,8 @@ def make(group=ONE, **head) -> QPolicy:
 def test_every_choice_has_a_value(kind, group):
     policy = make(group, **KINDS[kind])
     seen = torch.randn(5, 3)
-    numbers, q = policy.q_logits(seen), policy.distribution(seen)
-    assert numbers.shape == (5, group.choices, policy.head.width)
+    q_logits, q = policy.q_logits(seen), policy.distribution(seen)
+    assert q_logits.shape == (5, group.choices, policy.head.width)
     assert q.shape == (5, group.choices)
     assert policy.head.mode(q).shape == (5, *group.action.shape)
     assert policy.head.mode(q).dtype == torch.int32
@@ -39,11 +39,11 @@ def test_every_choice_has_a_value(kind, group):
 
 def test_values_are_the_means_of_their_distributions():
     torch.manual_seed(0)
-    numbers = torch.randn(6, 4, 11)
+    q_logits = torch.randn(6, 4, 11)
     atoms = QHead(3, (4,), True, atoms=11, v_min=-2.0, v_max=3.0)
-    by_hand = sum(numbers.softmax(-1)[..., i] * (-2.0 + 0.5 * i) for i in range(11))
-    torch.testing.assert_close(atoms.q_values(numbers), by_hand)
-    torch.testing.assert_close(QHead(3, (4,), True, quantiles=11).q_values(numbers), numbers.mean(-1))
+    by_hand = sum(q_logits.softmax(-1)[..., i] * (-2.0 + 0.5 * i) for i in range(11))
+    torch.testing.assert_close(atoms.q_values(q_logits), by_hand)
+    torch.testing.assert_close(QHead(3, (4,), True, quantiles=11).q_values(q_logits), q_logits.mean(-1))
 
 
 def test_dueling_advantages_have_mean_zero():
@@ -139,8 +139,8 @@ def test_noise_is_factorized():
     assert float(drawn.square().mean()) == pytest.approx((2 / torch.pi) ** 0.5, rel=0.05)
     weight, bias = layer.perturbed()
     before, after = layer.noise[:16], layer.noise[16:]
-    torch.testing.assert_close(weight, layer.weight + layer.weight_spread * after[:, None] * before[None, :])
-    torch.testing.assert_close(bias, layer.bias + layer.bias_spread * after)
+    torch.testing.assert_close(weight, layer.weight + layer.weight_sigma * after[:, None] * before[None, :])
+    torch.testing.assert_close(bias, layer.bias + layer.bias_sigma * after)
 
 
 def test_images_use_the_usual_encoders():

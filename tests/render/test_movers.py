@@ -147,7 +147,7 @@ def test_culling_changes_nothing():
     far_away = (movers.position[0].norm(dim=1) - movers.size[0].norm(dim=1) * 2) > 0.1
     movers.kind[0, ~far_away] = NONE
     assert int((movers.kind > 0).sum()) > 10
-    renderer = Renderer(FAR_ROOM, len(poses), (24, 24), ["depth"], movers=movers, fov=70.0)
+    renderer = Renderer(FAR_ROOM, len(poses), (24, 24), ["depth"], movers=movers, hfov=70.0)
     renderer.env.zero_()
     together = renderer.render(poses)["depth"].clone()
     kinds = movers.kind.clone()

@@ -23,10 +23,10 @@ def test_depth_in_a_box_room_is_analytic(size):
         [level_pose(0.5, -0.3, 1.25, yaw) for yaw in (0.0, 0.4, 2.0, -1.3, math.pi)]
         + [level_pose(-1, 1, 0.8, 1.0, pitch) for pitch in (-0.9, 0.5, 1.5)]
     )
-    renderer = Renderer(make_scene(box(low, high)), len(poses), size, ["depth"], fov=80.0)
+    renderer = Renderer(make_scene(box(low, high)), len(poses), size, ["depth"], hfov=80.0)
     depth = renderer.render(poses)["depth"]
     for pose, image in zip(poses, depth, strict=True):
-        direction = rays(pose, *size, fov=80.0)
+        direction = rays(pose, *size, hfov=80.0)
         origin = pose[:3].numpy()
         with np.errstate(divide="ignore"):
             expected = np.maximum((low - origin) / direction, (high - origin) / direction).min(-1)
@@ -70,11 +70,11 @@ def test_random_rays_agree_with_embree(count):
         np.concatenate([rng.uniform(-4, 4, (12, 3)), turns / np.linalg.norm(turns, axis=1)[:, None]], 1)
     )
     poses = poses.float()
-    renderer = Renderer(make_scene(corners), 12, (24, 20), ["depth", "instance", "normal"], fov=100.0)
+    renderer = Renderer(make_scene(corners), 12, (24, 20), ["depth", "instance", "normal"], hfov=100.0)
     images = renderer.render(poses)
     differ = 0
     for v, pose in enumerate(poses):
-        directions = rays(pose, 24, 20, fov=100.0).reshape(-1, 3).astype(np.float32)
+        directions = rays(pose, 24, 20, hfov=100.0).reshape(-1, 3).astype(np.float32)
         origins = np.repeat(pose[None, :3].numpy(), len(directions), 0)
         answer = embree.run(origins, directions, query="INTERSECT", output=True)
         hit = answer["primID"] >= 0
@@ -299,7 +299,7 @@ def test_depth_is_clamped_and_a_miss_has_maximum_depth():
         (dict(outputs=["dept"]), "did you mean 'depth'"),
         (dict(outputs=[]), "at least one output"),
         (dict(outputs={"depth": torch.int32}), "cannot be torch.int32"),
-        (dict(fov=0.0), "field of view"),
+        (dict(hfov=0.0), "field of view"),
         (dict(max_depth=-1.0), "max_depth"),
         (dict(views=600_000), "2^31"),
     ],

@@ -64,9 +64,9 @@ def test_scene_render_writes_a_picture(tmp_path, capsys):
 
 def test_scene_info_lists_contents(capsys):
     assert main(["scene", "info", "house:7@0"]) == 0
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for word in ("triangles", "wall", "textures", "MB"):
-        assert word in told
+        assert word in printed
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ class Endless(Poisoned):
 
 
 def test_world_without_an_end_trains_with_a_warning_instead_of_a_score(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("shoal.runs.evaluation.LONGEST", 100)
+    monkeypatch.setattr("shoal.runs.evaluation.MAX_EVAL_STEPS", 100)
     run = shoal.train(f"{__file__}:Endless", run_dir=tmp_path / "run", **dict(NAN_RUN, total_steps=256))
     assert "No evaluation" in capsys.readouterr().err
     assert run.folder.scores() == []

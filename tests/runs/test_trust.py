@@ -320,7 +320,7 @@ def test_sizes_that_cannot_be_are_refused(plain, tmp_path, settings):
         (dict(device="cuda:99"), r"config\.json: device cuda:99: "),
         (dict(device="gpu"), "a GPU is called cuda"),
         (dict(asynchronous=True, learner_device="meta"), "There is no device 'meta'"),
-        (dict(freeze=["cart"]), "no policy would learn"),
+        (dict(freeze=["cart"]), "no policy is left to train"),
         (dict(freeze=["nobody"]), "group to freeze"),
         (dict(per_group=["nobody.lr=1"]), "group in --per-group"),
         (dict(rnn="lstm", num_envs=3), "divide"),

@@ -20,7 +20,7 @@ from shoal.scene.house.plan import Plan
 from shoal.scene.house.sketch import BUILDING_AREA
 from shoal.scene.house.space import regions
 from shoal.scene.house.style import Style, house_palette
-from shoal.scene.house.textures import Look
+from shoal.scene.house.textures import SurfaceType
 from shoal.scene.pack import pack_scene
 from shoal.scene.scene import Scene, check_scene
 
@@ -355,7 +355,7 @@ def test_items_stay_within_their_size_and_every_kind_is_used():
 
 def test_leaves_are_cut_out():
     scene = make_house(0, 0.0)
-    leaf = scene.materials[Look.LEAF]
+    leaf = scene.materials[SurfaceType.LEAF]
     assert leaf.cutoff > 0
     alpha = scene.textures[leaf.texture][..., 3]
     assert (alpha == 0).any()

@@ -192,7 +192,7 @@ def test_a_good_world_passes():
         (RaisesWhenSmall, "batch size: in a batch of 2, at step 1, it raised IndexError: "),
     ],
 )
-def test_a_mistake_is_named_with_its_place(world, expected):
+def test_a_mistake_is_named_with_its_location(world, expected):
     failures = lines(world, "FAIL")
     assert any(text.startswith(expected) for text in failures), failures
 
@@ -362,7 +362,7 @@ def test_a_users_file_from_the_command_line(tmp_path, capsys):
         (["cartpole", "--steps", "0"], "--steps must be at least 1"),
         (["cartpole", "--device", "tpu"], "There is no device 'tpu'"),
         (["cartpole", "--world.max-steps", "0"], "--world.max-steps must be at least 1"),
-        (["tests/helpers.py:CountingTwin"], "CountingTwin is not a KernelWorld"),
+        (["tests/helpers.py:CountingReference"], "CountingReference is not a KernelWorld"),
     ],
 )
 def test_bad_input_exits_2(words, answer, capsys):

@@ -14,7 +14,7 @@ from shoal.runs.evaluation import Player
 from shoal.training.collector import Collector
 from tests.core.test_groups import Meadow
 from tests.core.test_kernel_world import Drift
-from tests.helpers import Counting, CountingTwin, play_twins, play_world
+from tests.helpers import Counting, CountingReference, play_references, play_world
 
 
 def policies(world) -> dict[str, ActorCritic]:
@@ -47,24 +47,24 @@ def rows(made: Collector, rollouts: int) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("steps", [1, 3, 16])
-def test_rollouts_equal_a_twin_that_takes_their_actions(steps):
+def test_rollouts_equal_a_reference_that_takes_their_actions(steps):
     """Over several rollouts: observations before and after, rewards, ends, and every real final observation."""
     found = rows(collector(Counting(6), steps), max(5, 30 // steps))
     actions = np.concatenate(found["action"])[:, :, 0]
-    twin = play_twins([CountingTwin(i) for i in range(6)], actions)
+    reference = play_references([CountingReference(i) for i in range(6)], actions)
     assert len(np.unique(actions)) == 3
-    np.testing.assert_array_equal(np.concatenate(found["before"])[0, :, 0], twin.first)
-    np.testing.assert_array_equal(np.concatenate(found["before"])[1:, :, 0], twin.observation[:-1])
-    np.testing.assert_array_equal(np.concatenate(found["after"])[:, :, 0], twin.observation)
-    np.testing.assert_array_equal(np.concatenate(found["reward"])[:, :, 0], twin.reward)
-    np.testing.assert_array_equal(np.concatenate(found["terminated"]), twin.terminated)
-    np.testing.assert_array_equal(np.concatenate(found["truncated"]), twin.truncated)
+    np.testing.assert_array_equal(np.concatenate(found["before"])[0, :, 0], reference.first)
+    np.testing.assert_array_equal(np.concatenate(found["before"])[1:, :, 0], reference.observation[:-1])
+    np.testing.assert_array_equal(np.concatenate(found["after"])[:, :, 0], reference.observation)
+    np.testing.assert_array_equal(np.concatenate(found["reward"])[:, :, 0], reference.reward)
+    np.testing.assert_array_equal(np.concatenate(found["terminated"]), reference.terminated)
+    np.testing.assert_array_equal(np.concatenate(found["truncated"]), reference.truncated)
     cuts = 0
     for i, kept in enumerate(found["final"]):
         span = slice(i * steps, (i + 1) * steps)
-        only_cut = twin.truncated[span] & ~twin.terminated[span]
+        only_truncated = reference.truncated[span] & ~reference.terminated[span]
         for env in range(6):
-            expected = twin.final[span][only_cut[:, env], env]
+            expected = reference.final[span][only_truncated[:, env], env]
             np.testing.assert_array_equal(kept[: len(expected), env, 0], expected)
             cuts += len(expected)
     assert cuts > 5
@@ -132,7 +132,7 @@ def test_wrapped_worlds_collect_their_observations():
 # --- several observations at once ---------------------------------------------------------------------------------
 
 
-class StackTwin:
+class StackReference:
     """One env that shows its last observations at once; before the first there are copies of it."""
 
     def __init__(self, env, frames):
@@ -154,7 +154,7 @@ def short(world):
     return CastObservation(shown, torch.float16)
 
 
-class ShortTwin(CountingTwin):
+class ShortReference(CountingReference):
     def see(self):
         return np.array([self.clock + 8.0 * (self.episode % 100)], np.float32)
 
@@ -167,14 +167,14 @@ def listen(policy: ActorCritic) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("wrap", "make_twin"), [(lambda w: w, CountingTwin), (short, ShortTwin)], ids=["floats", "short"]
+    ("wrap", "make_reference"), [(lambda w: w, CountingReference), (short, ShortReference)], ids=["floats", "short"]
 )
 @pytest.mark.parametrize(("stack", "steps"), [(2, 7), (3, 5), (4, 1), (4, 2), (4, 16)])
-def test_stacks_equal_a_twin_that_keeps_its_own(stack, steps, wrap, make_twin):
+def test_stacks_equal_a_reference_that_keeps_its_own(stack, steps, wrap, make_reference):
     """As the policy acts on them, as the learner gathers them in any order, and where episodes are cut off."""
     made = collector(FrameStack(wrap(Counting(6)), stack), steps)
     (rollout,), (policy,) = made.rollouts.values(), made.policies.values()
-    rollout.valued = False
+    rollout.has_values = False
     heard, learner = listen(policy), A2C(policy, rollout, A2CConfig())
     shown, learned, last, actions, kept = [], [], [], [], []
     for _ in range(max(5, 40 // steps)):
@@ -194,17 +194,19 @@ def test_stacks_equal_a_twin_that_keeps_its_own(stack, steps, wrap, make_twin):
         last.append(heard[0][-6:])
         actions.append(rollout.action[:, :, 0].clone())
         kept.append(rollout.final_observation[:, :, 0].clone())
-    twin = play_twins([StackTwin(make_twin(i), stack) for i in range(6)], torch.cat(actions).numpy())
-    expected = np.concatenate([twin.first[None], twin.observation])
+    reference = play_references(
+        [StackReference(make_reference(i), stack) for i in range(6)], torch.cat(actions).numpy()
+    )
+    expected = np.concatenate([reference.first[None], reference.observation])
     np.testing.assert_array_equal(torch.stack(shown), expected[:-1])
     np.testing.assert_array_equal(torch.cat(learned), expected[:-1])
     np.testing.assert_array_equal(torch.stack(last), expected[steps::steps])
     cuts = 0
     for i, slots in enumerate(kept):
         span = slice(i * steps, (i + 1) * steps)
-        only_cut = twin.truncated[span] & ~twin.terminated[span]
+        only_truncated = reference.truncated[span] & ~reference.terminated[span]
         for env in range(6):
-            final = twin.final[span][only_cut[:, env], env]
+            final = reference.final[span][only_truncated[:, env], env]
             np.testing.assert_array_equal(slots[: len(final), env], final)
             cuts += len(final)
     assert cuts > 5
@@ -214,13 +216,17 @@ def test_a_player_sees_the_same_stacks():
     world = FrameStack(Counting(6), 3)
     made = policies(world)
     heard, actions = listen(made["counter"]), []
-    player = Player(world, made, seed=0, sample=True)
+    player = Player(world, made, seed=0, stochastic=True)
     step = world.world.step
     world.world.step = lambda action, *rest: (actions.append(action["counter"][:, 0].clone()), step(action, *rest))[1]
     for _ in range(30):
         player.step()
-    twin = play_twins([StackTwin(CountingTwin(i), 3) for i in range(6)], torch.stack(actions).numpy())
-    np.testing.assert_array_equal(torch.stack(heard), np.concatenate([twin.first[None], twin.observation])[:-1])
+    reference = play_references(
+        [StackReference(CountingReference(i), 3) for i in range(6)], torch.stack(actions).numpy()
+    )
+    np.testing.assert_array_equal(
+        torch.stack(heard), np.concatenate([reference.first[None], reference.observation])[:-1]
+    )
 
 
 def test_stacks_of_many_agents_are_separate():

@@ -231,7 +231,7 @@ def raced(processes: Communicator, share: float, settings: dict) -> tuple:
     for _ in range(4):
         trainer.iterate()
         made.append(float(trainer.collector.rollouts["agent"].alive[:-1].float().mean()))
-    fraction = trainer.read_metrics().get("time/made")
+    fraction = trainer.read_metrics().get("time/collected_fraction")
     flat = torch.cat([optimizer.flat for optimizer in trainer.learners["agent"].optimizers.values()])
     trainer.close()
     return made, fraction, flat.numpy().copy()
@@ -325,24 +325,24 @@ def test_no_module_unpickles():
 
 
 @pytest.mark.parametrize(("rank", "size"), [("2", "2"), ("0", "two"), ("-1", "2")])
-def test_a_place_that_cannot_be_is_refused(monkeypatch, rank, size):
+def test_an_impossible_rank_is_refused(monkeypatch, rank, size):
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("WORLD_SIZE", size)
     with pytest.raises(ShoalError, match="RANK must be a number below WORLD_SIZE"):
         find_launch_info()
 
 
-def test_place_in_a_slurm_job(monkeypatch):
+def test_launch_info_of_a_slurm_job(monkeypatch):
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     assert find_launch_info() is None
     variables = dict(PROCID=5, STEP_NUM_TASKS=8, LOCALID=1, STEP_TASKS_PER_NODE="4(x2)", JOB_ID=77, STEP_ID=0)
     for name, value in variables.items():
         monkeypatch.setenv(f"SLURM_{name}", str(value))
-    place = find_launch_info()
-    assert place is not None
-    assert (place.rank, place.size, place.local_rank, place.local_size) == (5, 8, 1, 4)
-    assert place.launch == "slurm:77.0"
+    info = find_launch_info()
+    assert info is not None
+    assert (info.rank, info.size, info.local_rank, info.local_size) == (5, 8, 1, 4)
+    assert info.launch == "slurm:77.0"
     assert [first_host(x) for x in ("gpu[003-006,9],x1", "a1,b2", "node7")] == ["gpu003", "a1", "node7"]
 
 

@@ -18,7 +18,7 @@ from shoal.scene.house.shell import door_leaf, shell
 from shoal.scene.house.sketch import BUILDINGS
 from shoal.scene.house.space import Item
 from shoal.scene.house.style import Palette, Style, house_palette
-from shoal.scene.house.textures import SIZE, Look, house_materials
+from shoal.scene.house.textures import SIZE, SurfaceType, house_materials
 from shoal.scene.scene import Scene, check_scene
 
 HOUSES = 10_000
@@ -160,27 +160,28 @@ def _item_mesh(item: Item, fine: float, palette: Palette) -> Mesh:
 def _assemble(plan: Plan, parts: list[tuple[str, Mesh]]) -> Scene:
     counts = [len(mesh.triangles) for _, mesh in parts]
     starts = np.cumsum([0] + [len(mesh.vertices) for _, mesh in parts[:-1]]).astype(np.int32)
-    look = np.concatenate([mesh.look for _, mesh in parts])
-    scale = np.array([1.0 / SIZE.get(one, 1.0) for one in Look], np.float32)
+    surface = np.concatenate([mesh.surface for _, mesh in parts])
+    scale = np.array([1.0 / SIZE.get(one, 1.0) for one in SurfaceType], np.float32)
     tint = np.concatenate([mesh.tint for _, mesh in parts])
-    look[(look == Look.WOOD) & (tint.min(1) > 0.8)] = Look.PLAIN  # White wood is painted and has no grain.
+    # White wood is painted and has no grain.
+    surface[(surface == SurfaceType.WOOD) & (tint.min(1) > 0.8)] = SurfaceType.PLAIN
     vertices = np.concatenate([mesh.vertices for _, mesh in parts]).astype(np.float32)
     triangles = np.concatenate([mesh.triangles for _, mesh in parts]) + np.repeat(starts, counts)[:, None]
-    uv = np.concatenate([mesh.uv for _, mesh in parts]) * scale[look][:, None, None]
+    uv = np.concatenate([mesh.uv for _, mesh in parts]) * scale[surface][:, None, None]
     semantic = np.repeat([LABELS.index(label) for label, _ in parts], counts)
     instance = np.repeat(np.arange(1, len(parts) + 1), counts)
     normal = normals(vertices[triangles])
     # Grids that end in a point have degenerate triangles there.
     keep = np.einsum("td,td->t", normal, normal) > 1e-16
-    triangles, look = triangles[keep].astype(np.int32), look[keep].astype(np.int32)
-    materials, textures = house_materials(plan.seed, np.unique(look).tolist())
+    triangles, surface = triangles[keep].astype(np.int32), surface[keep].astype(np.int32)
+    materials, textures = house_materials(plan.seed, np.unique(surface).tolist())
     return Scene(
         name=f"{plan.building}:{plan.seed}",
         vertices=vertices,
         triangles=triangles,
         uv=uv[keep],
-        colors=_shaded_colors(vertices[triangles], normal[keep], tint[keep], look),
-        material=look,
+        colors=_shaded_colors(vertices[triangles], normal[keep], tint[keep], surface),
+        material=surface,
         semantic=semantic[keep].astype(np.int32),
         instance=instance[keep].astype(np.int32),
         materials=materials,
@@ -189,7 +190,7 @@ def _assemble(plan: Plan, parts: list[tuple[str, Mesh]]) -> Scene:
     )
 
 
-def _shaded_colors(corners: np.ndarray, normal: np.ndarray, tint: np.ndarray, look: np.ndarray) -> np.ndarray:
+def _shaded_colors(corners: np.ndarray, normal: np.ndarray, tint: np.ndarray, surface: np.ndarray) -> np.ndarray:
     """Vertex colors, uint8 [T, 3, 4], with baked soft daylight: darker on walls than on tops, and near the floor."""
     normal = normal / np.linalg.norm(normal, axis=1, keepdims=True)
     light = 1.0 - normal**2 @ np.array([0.07, 0.14, 0.0], np.float32)
@@ -199,7 +200,7 @@ def _shaded_colors(corners: np.ndarray, normal: np.ndarray, tint: np.ndarray, lo
     )
     # Floors are bright although they are low, and the view behind windows is unshaded.
     light[(height < 0.02).all(1)] = 0.97
-    light[look == Look.VIEW] = 1.0
+    light[surface == SurfaceType.VIEW] = 1.0
     colors = np.full((*light.shape, 4), 255, np.uint8)
     colors[..., :3] = np.clip(tint[:, None] * light[..., None] * 255 + 0.5, 0, 255)
     return colors

@@ -8,7 +8,7 @@ import numpy as np
 from shoal.scene.house.furniture import Size
 from shoal.scene.house.shapes import Color, Mesh, box, copies, cushion, join, lathe, panel, rod, sheet, tube
 from shoal.scene.house.style import BLACK, BRASS, STEEL, WHITE, Style, shade
-from shoal.scene.house.textures import Look
+from shoal.scene.house.textures import SurfaceType
 
 _GLOW: Color = (1.0, 0.95, 0.82)
 _SOIL: Color = (0.3, 0.22, 0.17)
@@ -23,7 +23,7 @@ def _drum(radius: float, height: float, low: float, style: Style, tint: Color, f
     pleat = 1 - 0.035 * (1 + np.cos(angle * max(4, m // 2))) * (style.fine > 0.5)
     around = radius * (1 - (1 - flare) * t) * pleat
     points = np.stack(np.broadcast_arrays(around * np.cos(angle), around * np.sin(angle), low + height * t), -1)
-    return sheet(points, Look.FABRIC, tint)
+    return sheet(points, SurfaceType.FABRIC, tint)
 
 
 def floor_lamp(size: Size, style: Style) -> Mesh:
@@ -32,10 +32,10 @@ def floor_lamp(size: Size, style: Style) -> Mesh:
     metal = BRASS if style.pick(2) else BLACK
     base = [(0, 0), (0.13, 0), (0.13, 0.012), (0.04, 0.03), (0.012, 0.05)]
     parts = [
-        lathe(base, style.n(24, 6), Look.PLAIN, metal),
-        rod(0.012, h - 0.3, style.n(10, 4), Look.PLAIN, metal, (0, 0, 0.02)),
+        lathe(base, style.n(24, 6), SurfaceType.PLAIN, metal),
+        rod(0.012, h - 0.3, style.n(10, 4), SurfaceType.PLAIN, metal, (0, 0, 0.02)),
     ]
-    bulb = cushion((0.07, 0.07, 0.1), (0, 0, h - 0.2), style.fine, Look.PLAIN, _GLOW, 1.0)
+    bulb = cushion((0.07, 0.07, 0.1), (0, 0, h - 0.2), style.fine, SurfaceType.PLAIN, _GLOW, 1.0)
     return join([*parts, bulb, _drum(w / 2, 0.3, h - 0.3, style, _GLOW)])
 
 
@@ -45,7 +45,7 @@ def table_lamp(size: Size, style: Style) -> Mesh:
     tint = (style.fabric(), BRASS, WHITE)[style.pick(3)]
     t = np.linspace(0, 1, style.n(22, 4))
     radius = 0.25 * w * (0.35 + 0.65 * np.sin(np.pi * np.clip(t * 1.1, 0, 1)) ** 0.8) + 0.12 * w * np.exp(-20 * t)
-    foot = lathe([(0, 0), *np.stack([radius, t * 0.6 * h], -1)], style.n(20, 5), Look.PLAIN, tint)
+    foot = lathe([(0, 0), *np.stack([radius, t * 0.6 * h], -1)], style.n(20, 5), SurfaceType.PLAIN, tint)
     return join([foot, _drum(w / 2, 0.45 * h, 0.55 * h, style, _GLOW)])
 
 
@@ -54,18 +54,18 @@ def pendant(size: Size, style: Style) -> Mesh:
     w, _, h = size
     shape, tint = style.pick(3), (BLACK, BRASS, WHITE, style.fabric())[style.pick(4)]
     low = h - min(h, 0.55)
-    parts = [rod(0.004, h - low - 0.15, style.n(6, 3), Look.PLAIN, BLACK, (0, 0, low + 0.15))]
-    parts.append(lathe([(0.05, h - 0.03), (0.045, h - 0.005), (0, h - 0.002)], style.n(20, 6), Look.PLAIN, tint))
+    parts = [rod(0.004, h - low - 0.15, style.n(6, 3), SurfaceType.PLAIN, BLACK, (0, 0, low + 0.15))]
+    parts.append(lathe([(0.05, h - 0.03), (0.045, h - 0.005), (0, h - 0.002)], style.n(20, 6), SurfaceType.PLAIN, tint))
     if shape == 0:
         parts.append(_drum(w / 2, 0.22, low, style, _GLOW, 0.95))
     elif shape == 1:
         t = np.linspace(0, np.pi / 2, style.n(12, 3))
         dome = np.stack([w / 2 * np.cos(t) + 0.01, low + 0.2 * np.sin(t)], -1)
-        parts.append(lathe(dome, style.n(32, 6), Look.PLAIN, tint))
-        parts.append(cushion((0.09, 0.09, 0.11), (0, 0, low + 0.08), style.fine, Look.PLAIN, _GLOW, 1.0))
+        parts.append(lathe(dome, style.n(32, 6), SurfaceType.PLAIN, tint))
+        parts.append(cushion((0.09, 0.09, 0.11), (0, 0, low + 0.08), style.fine, SurfaceType.PLAIN, _GLOW, 1.0))
     else:
         parts.append(
-            cushion((0.8 * w, 0.8 * w, 0.8 * w), (0, 0, low + 0.4 * w), 1.7 * style.fine, Look.PLAIN, _GLOW, 1.0)
+            cushion((0.8 * w, 0.8 * w, 0.8 * w), (0, 0, low + 0.4 * w), 1.7 * style.fine, SurfaceType.PLAIN, _GLOW, 1.0)
         )
     return join(parts)
 
@@ -75,8 +75,8 @@ def flush_lamp(size: Size, style: Style) -> Mesh:
     w, _, h = size
     t = np.linspace(0, np.pi / 2, style.n(8, 3))
     bowl = np.stack([w / 2 * np.sin(t), h - 0.02 - (h - 0.02) * np.cos(t)], -1)
-    ring = lathe([(w / 2, h - 0.025), (w / 2, h - 0.002)], style.n(32, 6), Look.PLAIN, BRASS)
-    return join([lathe(bowl, style.n(32, 6), Look.PLAIN, _GLOW), ring])
+    ring = lathe([(w / 2, h - 0.025), (w / 2, h - 0.002)], style.n(32, 6), SurfaceType.PLAIN, BRASS)
+    return join([lathe(bowl, style.n(32, 6), SurfaceType.PLAIN, _GLOW), ring])
 
 
 def _leaves(
@@ -98,9 +98,9 @@ def _leaves(
     y = out[..., None] * sin + half * cos
     points = np.stack([x, y, np.broadcast_to(up[..., None] + sag, x.shape)], -1) + bases[:, None, None]
     v, u = np.meshgrid(t, across + 0.5, indexing="ij")
-    one = sheet(points[0], Look.LEAF, (1, 1, 1), np.stack([u, v], -1))
+    one = sheet(points[0], SurfaceType.LEAF, (1, 1, 1), np.stack([u, v], -1))
     many = copies(one, np.zeros((count, 3)), tints=tint)
-    return Mesh(points.reshape(-1, 3).astype(np.float32), many.triangles, many.uv, many.look, many.tint)
+    return Mesh(points.reshape(-1, 3).astype(np.float32), many.triangles, many.uv, many.surface, many.tint)
 
 
 def plant(size: Size, style: Style) -> Mesh:
@@ -113,8 +113,8 @@ def plant(size: Size, style: Style) -> Mesh:
     inside = [(0.88 * wide, tall), (0.86 * wide, 0.9 * tall)]
     if style.fine < 0.1:
         outside, inside = [outside[1], outside[-1]], []
-    parts = [lathe([*outside, *inside], style.n(26, 6), Look.PLAIN, pot)]
-    parts.append(lathe([(0.86 * wide, 0.9 * tall), (0, 0.93 * tall)], style.n(16, 6), Look.PLAIN, _SOIL))
+    parts = [lathe([*outside, *inside], style.n(26, 6), SurfaceType.PLAIN, pot)]
+    parts.append(lathe([(0.86 * wide, 0.9 * tall), (0, 0.93 * tall)], style.n(16, 6), SurfaceType.PLAIN, _SOIL))
     rng = style.rng
     reach = w / 2 - 0.02
     if shape == 0:
@@ -135,7 +135,7 @@ def plant(size: Size, style: Style) -> Mesh:
             t = np.linspace(0, 1, style.n(8, 2))[:, None]
             path = np.array([(0, 0, 0.85 * tall)]) + t * np.array([(0, 0, high - 0.85 * tall)])
             path[:, :2] += t**2 * spread * np.array([np.cos(angle), np.sin(angle)])
-            parts.append(tube(path, 0.012 if stems > 1 else 0.022, style.n(8, 4), Look.WOOD, (0.5, 0.38, 0.26)))
+            parts.append(tube(path, 0.012 if stems > 1 else 0.022, style.n(8, 4), SurfaceType.WOOD, (0.5, 0.38, 0.26)))
             tops.append(path[-1])
         per = style.n(26 if stems > 1 else 130, 2 if stems > 1 else 9)
         count = per * stems
@@ -154,7 +154,7 @@ def plant(size: Size, style: Style) -> Mesh:
     leaves = _leaves(bases, yaw, length, rise, width, style, np.clip(tint, 0, 1))
     limit = np.array([w / 2, w / 2, h], np.float32)
     vertices = np.clip(leaves.vertices, [-w / 2, -w / 2, 0.3 * tall], limit)
-    parts.append(Mesh(vertices.astype(np.float32), leaves.triangles, leaves.uv, leaves.look, leaves.tint))
+    parts.append(Mesh(vertices.astype(np.float32), leaves.triangles, leaves.uv, leaves.surface, leaves.tint))
     return join(parts)
 
 
@@ -164,16 +164,18 @@ def rug(size: Size, style: Style) -> Mesh:
     tint = style.fabric()
     inner = w / 2 - 0.06
     top = panel(
-        [(-inner, -d / 2, h), (inner, -d / 2, h), (inner, d / 2, h), (-inner, d / 2, h)], Look.RUG, shade(tint, 1.2)
+        [(-inner, -d / 2, h), (inner, -d / 2, h), (inner, d / 2, h), (-inner, d / 2, h)],
+        SurfaceType.RUG,
+        shade(tint, 1.2),
     )
     parts = [top]
     for y in (-d / 2, d / 2):
-        parts.append(panel([(-inner, y, 0), (inner, y, 0), (inner, y, h), (-inner, y, h)], Look.PLAIN, tint))
+        parts.append(panel([(-inner, y, 0), (inner, y, 0), (inner, y, h), (-inner, y, h)], SurfaceType.PLAIN, tint))
     for x in (-inner, inner):
-        parts.append(panel([(x, -d / 2, 0), (x, d / 2, 0), (x, d / 2, h), (x, -d / 2, h)], Look.PLAIN, tint))
+        parts.append(panel([(x, -d / 2, 0), (x, d / 2, 0), (x, d / 2, h), (x, -d / 2, h)], SurfaceType.PLAIN, tint))
     count = style.n(d / 0.025, 0)
     if style.fine > 0.4:
-        knot = box((0.055, 0.008, 0.5 * h), (0, 0, 0.3 * h), Look.PLAIN, (0.9, 0.87, 0.8))
+        knot = box((0.055, 0.008, 0.5 * h), (0, 0, 0.3 * h), SurfaceType.PLAIN, (0.9, 0.87, 0.8))
         y = np.linspace(-d / 2 + 0.01, d / 2 - 0.01, count)
         place = [np.stack([np.full(count, s * (inner + 0.03)), y, 0 * y], -1) for s in (-1, 1)]
         parts.append(copies(knot, np.concatenate(place), yaws=style.rng.uniform(-0.08, 0.08, 2 * count)))
@@ -189,30 +191,32 @@ def curtain(size: Size, style: Style) -> Mesh:
     depth = (0.35 + 0.13 * np.sin(5 * t)) * (d - 0.02) * np.cos(2 * np.pi * folds * u + 0.8 * np.sin(3 * t + 9 * u))
     x = (u - 0.5) * w * (0.97 - 0.05 * np.sin(np.pi * t))
     points = np.stack(np.broadcast_arrays(x, depth, (h - 0.04) * t), -1)
-    metal = rod(0.012, w, style.n(10, 4), Look.PLAIN, BRASS).turned(1, np.pi / 2).moved((-w / 2, 0, h - 0.015))
-    return join([sheet(points, Look.FABRIC, shade(tint, 1.15)), metal])
+    metal = rod(0.012, w, style.n(10, 4), SurfaceType.PLAIN, BRASS).turned(1, np.pi / 2).moved((-w / 2, 0, h - 0.015))
+    return join([sheet(points, SurfaceType.FABRIC, shade(tint, 1.15)), metal])
 
 
 def picture(size: Size, style: Style) -> Mesh:
     """A framed painting with a white mount."""
     w, d, h = size
-    look = (Look.PICTURE_A, Look.PICTURE_B, Look.PICTURE_C)[style.pick(3)]
+    surface = (SurfaceType.PICTURE_A, SurfaceType.PICTURE_B, SurfaceType.PICTURE_C)[style.pick(3)]
     frame = (style.wood(), BLACK, BRASS)[style.pick(3)]
     parts = _rim(w, d, h, 0.03, frame, style.fine)
     back = -d / 2 + 0.4 * d
     corners = [(w / 2, back, 0), (-w / 2, back, 0), (-w / 2, back, h), (w / 2, back, h)]
-    parts.append(panel(np.array(corners) * [0.98, 1, 1], Look.PLAIN, WHITE))
+    parts.append(panel(np.array(corners) * [0.98, 1, 1], SurfaceType.PLAIN, WHITE))
     inner = np.array([(0.78, 0.11), (0.78, 0.11), (0.78, 0.89), (0.78, 0.89)])
     art = [(x * a, back + 0.002, h * b) for (x, _, _), (a, b) in zip(corners, inner, strict=True)]
-    return join([*parts, panel(art, look, (1, 1, 1))])
+    return join([*parts, panel(art, surface, (1, 1, 1))])
 
 
 def _rim(w: float, d: float, h: float, thick: float, tint: Color, fine: float) -> list[Mesh]:
     if fine < 0.1:
-        return [box((w, 0.3 * d, h), (0, -0.35 * d, h / 2), Look.WOOD, tint)]
-    parts = [box((w, d, thick), (0, 0, z), Look.WOOD, tint, 0.008, fine) for z in (thick / 2, h - thick / 2)]
+        return [box((w, 0.3 * d, h), (0, -0.35 * d, h / 2), SurfaceType.WOOD, tint)]
+    parts = [box((w, d, thick), (0, 0, z), SurfaceType.WOOD, tint, 0.008, fine) for z in (thick / 2, h - thick / 2)]
     side = (thick, d * 0.96, h - 0.002)
-    return parts + [box(side, (s * (w / 2 - thick / 2), 0, h / 2), Look.WOOD, tint, 0.008, fine) for s in (-1, 1)]
+    return parts + [
+        box(side, (s * (w / 2 - thick / 2), 0, h / 2), SurfaceType.WOOD, tint, 0.008, fine) for s in (-1, 1)
+    ]
 
 
 def mirror(size: Size, style: Style) -> Mesh:
@@ -221,7 +225,7 @@ def mirror(size: Size, style: Style) -> Mesh:
     frame = (style.wood(), STEEL, BRASS)[style.pick(3)]
     parts = _rim(w, d, h, 0.035, frame, style.fine)
     corners = [(w / 2, 0, 0.01), (-w / 2, 0, 0.01), (-w / 2, 0, h - 0.01), (w / 2, 0, h - 0.01)]
-    return join([*parts, panel(corners, Look.PLAIN, (0.82, 0.87, 0.9))])
+    return join([*parts, panel(corners, SurfaceType.PLAIN, (0.82, 0.87, 0.9))])
 
 
 def clock(size: Size, style: Style) -> Mesh:
@@ -229,14 +233,14 @@ def clock(size: Size, style: Style) -> Mesh:
     w, d, h = size
     t = np.linspace(0, np.pi, style.n(10, 3))
     ring = np.stack([w / 2 - 0.02 - 0.02 * np.cos(t) * -1, d * np.sin(t) * 0.9], -1)
-    face = lathe([(0, 0.3 * d), (w / 2 - 0.02, 0.3 * d)], style.n(36, 8), Look.PLAIN, WHITE)
-    parts = [lathe(ring, style.n(36, 8), Look.PLAIN, BLACK), face]
+    face = lathe([(0, 0.3 * d), (w / 2 - 0.02, 0.3 * d)], style.n(36, 8), SurfaceType.PLAIN, WHITE)
+    parts = [lathe(ring, style.n(36, 8), SurfaceType.PLAIN, BLACK), face]
     angle = np.arange(12) * np.pi / 6
-    mark = box((0.03, 0.006, 0.004), (0.4 * w, 0, 0.35 * d), Look.PLAIN, BLACK)
+    mark = box((0.03, 0.006, 0.004), (0.4 * w, 0, 0.35 * d), SurfaceType.PLAIN, BLACK)
     parts += [mark.moved((0, 0, 0), float(a)) for a in angle[:: 1 if style.fine > 0.3 else 3]]
     for a, reach in ((1.2, 0.22), (2.9, 0.33)):
         parts.append(
-            box((reach * w, 0.008, 0.004), (reach * w / 2, 0, 0.45 * d), Look.PLAIN, BLACK).moved((0, 0, 0), a)
+            box((reach * w, 0.008, 0.004), (reach * w / 2, 0, 0.45 * d), SurfaceType.PLAIN, BLACK).moved((0, 0, 0), a)
         )
     return join(parts).turned(0, -np.pi / 2).moved((0, -d / 2, h / 2))
 
@@ -245,16 +249,16 @@ def television(size: Size, style: Style) -> Mesh:
     """A flat screen on a foot."""
     w, d, h = size
     style.pick(2)
-    parts = [box((w, 0.035, h - 0.07), (0, 0, 0.07 + (h - 0.07) / 2), Look.PLAIN, BLACK, 0.012, style.fine)]
+    parts = [box((w, 0.035, h - 0.07), (0, 0, 0.07 + (h - 0.07) / 2), SurfaceType.PLAIN, BLACK, 0.012, style.fine)]
     corners = [
         (w / 2 - 0.015, 0.0185, 0.09),
         (-w / 2 + 0.015, 0.0185, 0.09),
         (-w / 2 + 0.015, 0.0185, h - 0.02),
         (w / 2 - 0.015, 0.0185, h - 0.02),
     ]
-    parts.append(panel(corners, Look.PLAIN, (0.16, 0.19, 0.25)))
-    parts.append(box((0.3 * w, d, 0.015), (0, 0, 0.0075), Look.PLAIN, BLACK, 0.006, style.fine))
-    parts.append(rod(0.02, 0.08, style.n(10, 4), Look.PLAIN, BLACK, (0, 0, 0.01)))
+    parts.append(panel(corners, SurfaceType.PLAIN, (0.16, 0.19, 0.25)))
+    parts.append(box((0.3 * w, d, 0.015), (0, 0, 0.0075), SurfaceType.PLAIN, BLACK, 0.006, style.fine))
+    parts.append(rod(0.02, 0.08, style.n(10, 4), SurfaceType.PLAIN, BLACK, (0, 0, 0.01)))
     return join(parts)
 
 
@@ -262,17 +266,20 @@ def _plate(radius: float, style: Style, tint: Color) -> Mesh:
     t = np.linspace(0, 1, style.n(7, 2))
     outline = np.stack([radius * (0.6 + 0.4 * t), 0.004 + 0.016 * t**2], -1)
     return lathe(
-        [(0, 0), (0.6 * radius, 0), *outline, (0.58 * radius, 0.008), (0, 0.007)], style.n(28, 6), Look.PLAIN, tint
+        [(0, 0), (0.6 * radius, 0), *outline, (0.58 * radius, 0.008), (0, 0.007)],
+        style.n(28, 6),
+        SurfaceType.PLAIN,
+        tint,
     )
 
 
 def _cup(style: Style, tint: Color) -> Mesh:
     t = np.linspace(0, 1, style.n(7, 2))
     outside = np.stack([0.028 + 0.012 * t**0.6, 0.09 * t], -1)
-    bowl = lathe([(0, 0), *outside, (0.036, 0.088), (0.028, 0.01), (0, 0.008)], style.n(20, 5), Look.PLAIN, tint)
+    bowl = lathe([(0, 0), *outside, (0.036, 0.088), (0.028, 0.01), (0, 0.008)], style.n(20, 5), SurfaceType.PLAIN, tint)
     a = np.linspace(-np.pi / 2, np.pi / 2, style.n(9, 3))
     handle = np.stack([0.037 + 0.022 * np.cos(a), 0 * a, 0.045 + 0.025 * np.sin(a)], -1)
-    return join([bowl, tube(handle, 0.004, style.n(6, 3), Look.PLAIN, tint)])
+    return join([bowl, tube(handle, 0.004, style.n(6, 3), SurfaceType.PLAIN, tint)])
 
 
 def tableware(size: Size, style: Style) -> Mesh:
@@ -301,11 +308,11 @@ def fruit(size: Size, style: Style) -> Mesh:
         lathe(
             [(0, 0), *outside, (0.44 * w, 0.55 * h), (0.2 * w, 0.12 * h), (0, 0.1 * h)],
             style.n(28, 6),
-            Look.PLAIN,
+            SurfaceType.PLAIN,
             style.fabric(),
         )
     ]
-    ball = cushion((0.27 * w, 0.27 * w, 0.27 * w), (0, 0, 0), style.fine, Look.PLAIN, (1, 1, 1), 1.0)
+    ball = cushion((0.27 * w, 0.27 * w, 0.27 * w), (0, 0, 0), style.fine, SurfaceType.PLAIN, (1, 1, 1), 1.0)
     angle = np.arange(5) * 2 * np.pi / 5
     place = np.stack([0.2 * w * np.cos(angle), 0.2 * w * np.sin(angle), np.full(5, 0.5 * h)], -1)
     place = place[: style.n(9, 2)]
@@ -324,7 +331,7 @@ def vase(size: Size, style: Style) -> Mesh:
     )
     t = np.linspace(0, 1, style.n(18, 4))
     radius = 0.28 * w * (0.6 + 0.4 * np.sin(4.4 * t + 0.4))
-    parts = [lathe([(0, 0), *np.stack([radius, 0.5 * h * t], -1)], style.n(22, 6), Look.PLAIN, tint)]
+    parts = [lathe([(0, 0), *np.stack([radius, 0.5 * h * t], -1)], style.n(22, 6), SurfaceType.PLAIN, tint)]
     blooms = style.n(9, 2)
     for a, r in zip(np.arange(blooms) * 2.4, np.linspace(0.05, 0.34, blooms), strict=True):
         top = (r * w * np.cos(a), r * w * np.sin(a), h - 0.04 - 0.25 * r * h)
@@ -333,11 +340,11 @@ def vase(size: Size, style: Style) -> Mesh:
                 [(0, 0, 0.3 * h), (0.4 * top[0], 0.4 * top[1], 0.65 * h), top],
                 0.003,
                 style.n(5, 3),
-                Look.PLAIN,
+                SurfaceType.PLAIN,
                 _GREENS[1],
             )
         )
-        parts.append(cushion((0.055, 0.055, 0.045), top, 0.8 * style.fine, Look.PLAIN, bloom, 1.0))
+        parts.append(cushion((0.055, 0.055, 0.045), top, 0.8 * style.fine, SurfaceType.PLAIN, bloom, 1.0))
     return join(parts)
 
 
@@ -346,7 +353,7 @@ def books(size: Size, style: Style) -> Mesh:
     w, d, h = size
     count = max(2, round(h / 0.03))
     tints = np.array([style.fabric() for _ in range(count)])
-    book = box((1, 1, 1), (0, 0, 0.5), Look.PLAIN, (1, 1, 1), 0.08, style.fine)
+    book = box((1, 1, 1), (0, 0, 0.5), SurfaceType.PLAIN, (1, 1, 1), 0.08, style.fine)
     scale = np.stack(
         [np.linspace(0.8, 0.6, count) * w, np.linspace(0.8, 0.65, count) * d, np.full(count, h / count - 0.001)], -1
     )
@@ -358,17 +365,17 @@ def laptop(size: Size, style: Style) -> Mesh:
     """An open laptop; the screen faces +y."""
     w, d, h = size
     style.pick(2)
-    parts = [box((w, 0.22, 0.016), (0, d / 2 - 0.11, 0.008), Look.PLAIN, STEEL, 0.005, style.fine)]
-    key = box((0.016, 0.014, 0.003), (0, 0, 0), Look.PLAIN, BLACK)
+    parts = [box((w, 0.22, 0.016), (0, d / 2 - 0.11, 0.008), SurfaceType.PLAIN, STEEL, 0.005, style.fine)]
+    key = box((0.016, 0.014, 0.003), (0, 0, 0), SurfaceType.PLAIN, BLACK)
     if style.fine > 0.4:
         x, y = np.meshgrid(np.linspace(-0.42, 0.42, 14) * w, d / 2 - 0.2 + np.arange(5) * 0.019)
         parts.append(copies(key, np.stack([x.ravel(), y.ravel(), np.full(x.size, 0.0175)], -1)))
-    lid = box((w, 0.008, h - 0.02), (0, 0, (h - 0.02) / 2), Look.PLAIN, STEEL, 0.003, style.fine)
+    lid = box((w, 0.008, h - 0.02), (0, 0, (h - 0.02) / 2), SurfaceType.PLAIN, STEEL, 0.003, style.fine)
     shown = [
         (w / 2 - 0.01, 0.005, 0.015),
         (-w / 2 + 0.01, 0.005, 0.015),
         (-w / 2 + 0.01, 0.005, h - 0.03),
         (w / 2 - 0.01, 0.005, h - 0.03),
     ]
-    lid = join([lid, panel(shown, Look.PLAIN, (0.35, 0.5, 0.68))]).turned(0, 0.2)
+    lid = join([lid, panel(shown, SurfaceType.PLAIN, (0.35, 0.5, 0.68))]).turned(0, 0.2)
     return join([*parts, lid.moved((0, d / 2 - 0.22, 0.012))])

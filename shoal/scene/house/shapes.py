@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from shoal.scene.house.textures import Look
+from shoal.scene.house.textures import SurfaceType
 
 Color = tuple[float, float, float]
 """Red, green, blue; 0 to 1, sRGB."""
@@ -21,9 +21,9 @@ class Mesh:
     triangles: np.ndarray
     """int32 [T, 3]."""
     uv: np.ndarray
-    """float32 [T, 3, 2], meters along the surface (fractions of the image for looks without a scale in `SIZE`)."""
-    look: np.ndarray
-    """int32 [T], the surface's `Look`."""
+    """float32 [T, 3, 2], meters along the surface (fractions of the image for those without a scale in `SIZE`)."""
+    surface: np.ndarray
+    """int32 [T], `SurfaceType` of each triangle."""
     tint: np.ndarray
     """float32 [T, 3], color that multiplies the texture."""
 
@@ -35,7 +35,7 @@ class Mesh:
     def moved(self, offset: Sequence[float], yaw: float = 0.0) -> "Mesh":
         """The mesh rotated about the z axis by `yaw` radians, then translated by `offset` meters."""
         vertices = self.vertices if yaw == 0.0 else self.vertices @ _rotation(yaw).T
-        return Mesh(vertices + np.asarray(offset, np.float32), self.triangles, self.uv, self.look, self.tint)
+        return Mesh(vertices + np.asarray(offset, np.float32), self.triangles, self.uv, self.surface, self.tint)
 
     def turned(self, axis: int, angle: float) -> "Mesh":
         """The mesh rotated about the x (0), y (1) or z (2) axis by `angle` radians."""
@@ -43,7 +43,7 @@ class Mesh:
         a, b = (axis + 1) % 3, (axis + 2) % 3
         matrix = np.eye(3, dtype=np.float32)
         matrix[a, a], matrix[a, b], matrix[b, a], matrix[b, b] = cos, -sin, sin, cos
-        return Mesh(self.vertices @ matrix.T, self.triangles, self.uv, self.look, self.tint)
+        return Mesh(self.vertices @ matrix.T, self.triangles, self.uv, self.surface, self.tint)
 
 
 def steps(fine: float, usual: float, least: int = 1) -> int:
@@ -59,7 +59,7 @@ def join(parts: Iterable[Mesh]) -> Mesh:
         np.concatenate([part.vertices for part in parts]),
         np.concatenate([part.triangles + np.int32(start) for part, start in zip(parts, starts, strict=True)]),
         np.concatenate([part.uv for part in parts]),
-        np.concatenate([part.look for part in parts]),
+        np.concatenate([part.surface for part in parts]),
         np.concatenate([part.tint for part in parts]),
     )
 
@@ -85,13 +85,16 @@ def copies(mesh: Mesh, offsets, scales=None, yaws=None, tints=None) -> Mesh:
         vertices,
         (mesh.triangles[None] + shift).reshape(-1, 3),
         np.tile(mesh.uv, (count, 1, 1)),
-        np.tile(mesh.look, count),
+        np.tile(mesh.surface, count),
         tint.reshape(-1, 3),
     )
 
 
-def build(vertices, triangles, look: Look, tint: Color, uv=None, grain: bool = True) -> Mesh:
-    """A mesh of one look; by default uv is a projection along each triangle's main axis, grain along the long side."""
+def build(vertices, triangles, surface: SurfaceType, tint: Color, uv=None, grain: bool = True) -> Mesh:
+    """A mesh of one surface type; by default uv is a projection along each triangle's main axis.
+
+    With `grain`, its first axis is the long side.
+    """
     vertices = np.asarray(vertices, np.float32).reshape(-1, 3)
     triangles = np.asarray(triangles, np.int32).reshape(-1, 3)
     corners = vertices[triangles]
@@ -102,25 +105,27 @@ def build(vertices, triangles, look: Look, tint: Color, uv=None, grain: bool = T
         vertices,
         triangles,
         np.asarray(uv, np.float32).reshape(count, 3, 2),
-        np.full(count, int(look), np.int32),
+        np.full(count, int(surface), np.int32),
         np.broadcast_to(np.asarray(tint, np.float32), (count, 3)),
     )
 
 
-def box(size: Sequence[float], center: Sequence[float], look: Look, tint: Color, radius=0.0, fine=0.0) -> Mesh:
+def box(
+    size: Sequence[float], center: Sequence[float], surface: SurfaceType, tint: Color, radius=0.0, fine=0.0
+) -> Mesh:
     """A box with edges rounded by `radius` if the fineness allows; 12, 108, 300, ... triangles."""
     half = np.asarray(size, np.float32) / 2
     level = steps(fine, 1.5, 0) if radius > 0 else 0
     if level == 0:
         vertices = _CORNERS * half + np.asarray(center, np.float32)
-        return build(vertices, _BOX, look, tint)
+        return build(vertices, _BOX, surface, tint)
     radius = min(radius, float(half.min()) * 0.999)
     signs, directions, triangles = _rounded_box(min(level, 6))
     vertices = signs * (half - radius) + directions * radius + np.asarray(center, np.float32)
-    return build(vertices, triangles, look, tint)
+    return build(vertices, triangles, surface, tint)
 
 
-def lathe(profile, sides: int, look: Look, tint: Color, center: Sequence[float] = (0, 0, 0)) -> Mesh:
+def lathe(profile, sides: int, surface: SurfaceType, tint: Color, center: Sequence[float] = (0, 0, 0)) -> Mesh:
     """A surface of revolution: `profile` [N, 2] is radius and height, bottom to top; a radius of 0 closes an end."""
     profile = np.asarray(profile, np.float32)
     angle = np.arange(sides) * (2 * np.pi / sides)
@@ -136,15 +141,17 @@ def lathe(profile, sides: int, look: Look, tint: Color, center: Sequence[float] 
     # A ring of radius 0 is a point: drop the degenerate half of the triangles that touch it.
     point = np.repeat(profile[:, 0] < 1e-6, sides)
     triangles = triangles[point[triangles].sum(1) < 2]
-    return build(points.reshape(-1, 3) + np.asarray(center, np.float32), triangles, look, tint)
+    return build(points.reshape(-1, 3) + np.asarray(center, np.float32), triangles, surface, tint)
 
 
-def rod(radius: float, height: float, sides: int, look: Look, tint: Color, center: Sequence[float] = (0, 0, 0)) -> Mesh:
+def rod(
+    radius: float, height: float, sides: int, surface: SurfaceType, tint: Color, center: Sequence[float] = (0, 0, 0)
+) -> Mesh:
     """An upright cylinder with its lower end at `center`, closed at both ends."""
-    return lathe([(0, 0), (radius, 0), (radius, height), (0, height)], max(3, sides), look, tint, center)
+    return lathe([(0, 0), (radius, 0), (radius, height), (0, height)], max(3, sides), surface, tint, center)
 
 
-def turned_leg(radius: float, height: float, fine: float, look: Look, tint: Color, style: int = 0) -> Mesh:
+def turned_leg(radius: float, height: float, fine: float, surface: SurfaceType, tint: Color, style: int = 0) -> Mesh:
     """A turned table or chair leg: a taper, a baluster or a beaded shape; a square taper at low fineness."""
     count, sides = steps(fine, 18, 2), steps(fine, 12, 4)
     t = np.linspace(0, 1, count)
@@ -156,10 +163,10 @@ def turned_leg(radius: float, height: float, fine: float, look: Look, tint: Colo
     scale = radius * np.clip(taper, 0.35, 1.0)
     profile = np.stack([scale, t * height], -1)
     profile = np.concatenate([[(0, 0)], profile])
-    return lathe(profile, sides, look, tint)
+    return lathe(profile, sides, surface, tint)
 
 
-def tube(path, radius, sides: int, look: Look, tint: Color) -> Mesh:
+def tube(path, radius, sides: int, surface: SurfaceType, tint: Color) -> Mesh:
     """A bent pipe along `path` [N, 3] with a scalar `radius` or one per point [N]; the ends are open."""
     path = np.asarray(path, np.float32)
     along = np.gradient(path, axis=0)
@@ -174,29 +181,31 @@ def tube(path, radius, sides: int, look: Look, tint: Color) -> Mesh:
     scale = np.broadcast_to(np.asarray(radius, np.float32), (len(path),))[:, None, None]
     ring = np.cos(angle)[None, :, None] * side[:, None] + np.sin(angle)[None, :, None] * up[:, None]
     points = path[:, None] + scale * ring
-    return build(points.reshape(-1, 3), _lattice(len(path), sides, closed=True), look, tint)
+    return build(points.reshape(-1, 3), _lattice(len(path), sides, closed=True), surface, tint)
 
 
-def sheet(points, look: Look, tint: Color, uv=None) -> Mesh:
+def sheet(points, surface: SurfaceType, tint: Color, uv=None) -> Mesh:
     """A surface through a grid of points [M, N, 3]; `uv` is [M, N, 2], by default projected as in `build`."""
     points = np.asarray(points, np.float32)
     triangles = _lattice(points.shape[0], points.shape[1], closed=False)
     if uv is not None:
         uv = np.asarray(uv, np.float32).reshape(-1, 2)[triangles]
-    return build(points.reshape(-1, 3), triangles, look, tint, uv, grain=False)
+    return build(points.reshape(-1, 3), triangles, surface, tint, uv, grain=False)
 
 
-def panel(corners, look: Look, tint: Color, uv=None) -> Mesh:
+def panel(corners, surface: SurfaceType, tint: Color, uv=None) -> Mesh:
     """A flat quad; `uv` [4, 2] defaults to the whole texture, counterclockwise from the lower left."""
     uv = np.asarray([(0, 0), (1, 0), (1, 1), (0, 1)] if uv is None else uv, np.float32)
     triangles = np.array([(0, 1, 2), (0, 2, 3)])
-    return build(corners, triangles, look, tint, uv[triangles])
+    return build(corners, triangles, surface, tint, uv[triangles])
 
 
-def cushion(size: Sequence[float], center: Sequence[float], fine: float, look: Look, tint: Color, plump=0.45) -> Mesh:
+def cushion(
+    size: Sequence[float], center: Sequence[float], fine: float, surface: SurfaceType, tint: Color, plump=0.45
+) -> Mesh:
     """A pillow: box-like for `plump` near 0, an ellipsoid at 1."""
     if steps(fine, 2, 0) == 0:
-        return box(size, center, look, tint)
+        return box(size, center, surface, tint)
     rows, columns = steps(fine, 9, 3), 4 * steps(fine, 5, 2)
     phi = np.linspace(-np.pi / 2, np.pi / 2, rows + 1)[:, None]
     theta = ((np.arange(columns) + 0.5) * (2 * np.pi / columns))[None]
@@ -213,17 +222,17 @@ def cushion(size: Sequence[float], center: Sequence[float], fine: float, look: L
     triangles = _lattice(rows + 1, columns, closed=True)
     pole = np.arange((rows + 1) * columns) // columns % rows == 0
     triangles = triangles[pole[triangles].sum(1) < 2]
-    return build(points.reshape(-1, 3) + np.asarray(center, np.float32), triangles, look, tint, grain=False)
+    return build(points.reshape(-1, 3) + np.asarray(center, np.float32), triangles, surface, tint, grain=False)
 
 
-def molding(profile, start: Sequence[float], end: Sequence[float], look: Look, tint: Color) -> Mesh:
+def molding(profile, start: Sequence[float], end: Sequence[float], surface: SurfaceType, tint: Color) -> Mesh:
     """A strip from `start` to `end` with the `profile` [N, 2] (to the left of that direction, up), in meters."""
     profile = np.asarray(profile, np.float32)
     first, last = np.asarray(start, np.float32), np.asarray(end, np.float32)
     along = (last - first) / np.linalg.norm(last - first)
     left = np.array([-along[1], along[0], 0.0], np.float32)
     offset = profile[:, :1] * left + profile[:, 1:] * np.array([0, 0, 1], np.float32)
-    return sheet(np.stack([first + offset, last + offset], 1), look, tint)
+    return sheet(np.stack([first + offset, last + offset], 1), surface, tint)
 
 
 def normals(corners: np.ndarray) -> np.ndarray:

@@ -34,7 +34,7 @@ class Item:
     yaw: float
     """Radians; at 0 it faces +y."""
     style: int
-    """Seed of its look."""
+    """Seed of its surface."""
     room: int
 
     @property
@@ -76,7 +76,7 @@ class Space:
         self._make_grid()
 
     def style(self) -> int:
-        """A random seed for the look of a piece."""
+        """A random seed for the surface of a piece."""
         return int(self.rng.integers(1 << 31))
 
     def windows(self, wall: Wall) -> list[Opening]:

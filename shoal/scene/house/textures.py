@@ -12,7 +12,7 @@ import numpy as np
 from shoal.scene.scene import Material
 
 
-class Look(IntEnum):
+class SurfaceType(IntEnum):
     """Surface type; its value is the index of the material in every house."""
 
     PLAIN = 0
@@ -38,58 +38,59 @@ class Look(IntEnum):
 
 
 SIZE = {
-    Look.WOOD: 0.8,
-    Look.PLANKS: 1.6,
-    Look.PARQUET: 1.2,
-    Look.TILES: 1.2,
-    Look.CARPET: 0.6,
-    Look.PLASTER: 1.5,
-    Look.PAPER_STRIPES: 0.6,
-    Look.PAPER_LEAVES: 0.8,
-    Look.WALL_TILES: 0.6,
-    Look.BRICK: 0.96,
-    Look.FABRIC: 0.25,
-    Look.MARBLE: 1.0,
-    Look.CHECKS: 0.4,
+    SurfaceType.WOOD: 0.8,
+    SurfaceType.PLANKS: 1.6,
+    SurfaceType.PARQUET: 1.2,
+    SurfaceType.TILES: 1.2,
+    SurfaceType.CARPET: 0.6,
+    SurfaceType.PLASTER: 1.5,
+    SurfaceType.PAPER_STRIPES: 0.6,
+    SurfaceType.PAPER_LEAVES: 0.8,
+    SurfaceType.WALL_TILES: 0.6,
+    SurfaceType.BRICK: 0.96,
+    SurfaceType.FABRIC: 0.25,
+    SurfaceType.MARBLE: 1.0,
+    SurfaceType.CHECKS: 0.4,
 }
-"""Meters per repeat of a texture; looks without an entry are single images without a scale."""
+"""Meters per repeat of a texture; surface types without an entry are single images without a scale."""
 
 
 def house_materials(seed: int, used: Collection[int]) -> tuple[tuple[Material, ...], tuple[np.ndarray, ...]]:
-    """The materials of a house, in the order of `Look`, and the textures, uint8 [size, size, 4], of those in `used`."""
+    """The materials of a house, in the order of `SurfaceType`, and the textures, uint8 [size, size, 4], of `used`."""
     painters = {
-        Look.WOOD: _wood,
-        Look.PLANKS: _planks,
-        Look.PARQUET: _parquet,
-        Look.TILES: _tiles,
-        Look.CARPET: _carpet,
-        Look.PLASTER: _plaster,
-        Look.PAPER_STRIPES: _stripes,
-        Look.PAPER_LEAVES: _leafy,
-        Look.WALL_TILES: _wall_tiles,
-        Look.BRICK: _brick,
-        Look.FABRIC: _fabric,
-        Look.MARBLE: _marble,
-        Look.RUG: _rug,
-        Look.LEAF: _leaf,
-        Look.PICTURE_A: _landscape,
-        Look.PICTURE_B: _abstract,
-        Look.PICTURE_C: _still,
-        Look.VIEW: _view,
-        Look.CHECKS: _checks,
+        SurfaceType.WOOD: _wood,
+        SurfaceType.PLANKS: _planks,
+        SurfaceType.PARQUET: _parquet,
+        SurfaceType.TILES: _tiles,
+        SurfaceType.CARPET: _carpet,
+        SurfaceType.PLASTER: _plaster,
+        SurfaceType.PAPER_STRIPES: _stripes,
+        SurfaceType.PAPER_LEAVES: _leafy,
+        SurfaceType.WALL_TILES: _wall_tiles,
+        SurfaceType.BRICK: _brick,
+        SurfaceType.FABRIC: _fabric,
+        SurfaceType.MARBLE: _marble,
+        SurfaceType.RUG: _rug,
+        SurfaceType.LEAF: _leaf,
+        SurfaceType.PICTURE_A: _landscape,
+        SurfaceType.PICTURE_B: _abstract,
+        SurfaceType.PICTURE_C: _still,
+        SurfaceType.VIEW: _view,
+        SurfaceType.CHECKS: _checks,
     }
     materials, textures = [], []
-    for look in Look:
-        name = look.name.lower()
-        if look not in painters or look not in used:
+    for surface in SurfaceType:
+        name = surface.name.lower()
+        if surface not in painters or surface not in used:
             materials.append(Material(name))
             continue
-        # One random stream per look, so a texture does not depend on `used`. Streams below 64 are for plans and shells.
-        rng = np.random.Generator(np.random.Philox(key=np.array([seed, 64 + look], np.uint64)))
-        picture = painters[look](rng)
+        # One random stream per surface type, so a texture does not depend on `used`. Streams below 64 are for plans and
+        # shells.
+        rng = np.random.Generator(np.random.Philox(key=np.array([seed, 64 + surface], np.uint64)))
+        picture = painters[surface](rng)
         pixels = np.full((*picture.shape[:2], 4), 255, np.uint8)
         pixels[..., : picture.shape[-1]] = np.clip(picture * 255 + 0.5, 0, 255)
-        materials.append(Material(name, texture=len(textures), cutoff=0.5 if look == Look.LEAF else 0.0))
+        materials.append(Material(name, texture=len(textures), cutoff=0.5 if surface == SurfaceType.LEAF else 0.0))
         textures.append(pixels)
     return tuple(materials), tuple(textures)
 
