@@ -159,9 +159,9 @@ class Shark(KernelWorld):
     @staticmethod
     def groups(config):
         spaces = dict(observation=Box(6 * NEAREST + 4), action=Discrete(3))
-        return Group("fish", agents=config.fish, can_leave=True, **spaces), Group(
-            "shark", agents=config.sharks, **spaces
-        )
+        fish = Group("fish", agents=config.fish, can_leave=True, **spaces)
+        sharks = Group("shark", agents=config.sharks, **spaces)
+        return fish, sharks
 
     step = [ForGroup("fish", swim), ForGroup("shark", swim), bite]
     reset = [ForGroup("fish", start_fish), ForGroup("shark", start_sharks), start_count]
