@@ -108,7 +108,7 @@ class OffPolicyConfig(LearnerConfig):
             )
 
     def updates_after(self, samples: int) -> int:
-        """Total updates after so many transitions since learning started: floor(replay_ratio samples / drawn)."""
+        """Total updates after `samples` transitions since learning started: floor(replay_ratio samples / drawn)."""
         return int(Fraction(str(self.replay_ratio)) * max(0, samples) / self.drawn)
 
 

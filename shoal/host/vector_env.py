@@ -125,7 +125,7 @@ class HostVectorEnv:
             for team in self.teams:
                 rows = slice(t * len(team.agents), (t + 1) * len(team.agents))
                 self.arrays[f"{team.name}.action"][...] = drawn[team.name][:, rows]
-            # A native batch cannot hold envs: all of them move, and each restarts before the first of its own steps.
+            # A native batch cannot hold envs: all of them step, and each restarts before the first of its drawn steps.
             self.arrays["command"][:] = np.where(steps > t, STEP, HOLD) if can_hold else STEP
             self._run()
             starts = steps == max_steps - t - 1

@@ -14,9 +14,9 @@ from shoal.core.errors import ShoalError
 from shoal.core.world import GroupOutputs, Outputs
 from tests.helpers import (
     Counting,
-    CountingTwin,
+    CountingReference,
     assert_same,
-    play_twins,
+    play_references,
     play_world,
     random_actions,
     saved,
@@ -148,7 +148,7 @@ def test_long_play_equals_the_reference(counting):
     """Forty steps with ends of every kind, including both flags at once."""
     actions = random_actions(40, 9)
     record = play_world(counting, actions)
-    assert_same(record, play_twins([CountingTwin(i) for i in range(9)], actions))
+    assert_same(record, play_references([CountingReference(i) for i in range(9)], actions))
     assert (record.terminated & record.truncated).any()
     assert (record.terminated & ~record.truncated).any()
     assert (record.truncated & ~record.terminated).any()
@@ -159,7 +159,7 @@ def test_very_short_episodes_in_one_env(max_steps):
     world = Counting(1, config=Counting.Config(max_steps=max_steps))
     actions = random_actions(12, 1)
     record = play_world(world, actions)
-    assert_same(record, play_twins([CountingTwin(0, max_steps)], actions))
+    assert_same(record, play_references([CountingReference(0, max_steps)], actions))
     assert world.store.last_length.tolist() == [1 if max_steps == 1 or record.terminated[-1, 0] else 2]
 
 
@@ -198,7 +198,7 @@ def test_a_second_reset_starts_over(counting):
 
 def test_hold_keeps_envs_as_they_are(counting):
     """Held envs do not change; the others continue as if alone."""
-    references = [CountingTwin(i) for i in range(9)]
+    references = [CountingReference(i) for i in range(9)]
     seen = [reference.reset() for reference in references]
     counting.reset(0)
     rng = np.random.default_rng(0)

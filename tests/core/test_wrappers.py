@@ -11,7 +11,7 @@ from shoal.core import Box, Discrete, Field, Group, KernelWorld
 from shoal.core.errors import ShoalError
 from shoal.core.wrappers import ActionRepeat, Apply, FrameStack, TimeLimit, TransformObservation, TransformReward
 from shoal.training.collector import truncations
-from tests.helpers import Counting, CountingTwin, assert_same, play_twins, play_world, random_actions, saved
+from tests.helpers import Counting, CountingReference, assert_same, play_references, play_world, random_actions, saved
 
 ENVS = 9
 
@@ -132,7 +132,7 @@ def test_a_wrapper_equals_its_reference(pair):
     wrap, reference = pair
     actions = random_actions(40, ENVS)
     record = play_world(wrap(counting()), actions)
-    assert_same(record, play_twins([reference(CountingTwin(i)) for i in range(ENVS)], actions))
+    assert_same(record, play_references([reference(CountingReference(i)) for i in range(ENVS)], actions))
     assert (record.terminated | record.truncated).any(axis=0).all()
 
 
@@ -185,7 +185,7 @@ def test_a_loaded_state_has_the_same_observation(saved_and_loaded):
 def test_hold_keeps_envs_as_they_are(pair):
     """Outputs of held envs do not change; the others continue as their references do."""
     wrap, reference = pair
-    world, references = wrap(counting()), [reference(CountingTwin(i)) for i in range(ENVS)]
+    world, references = wrap(counting()), [reference(CountingReference(i)) for i in range(ENVS)]
     world.reset(0)
     seen = [t.reset() for t in references]
     rng = np.random.default_rng(0)
@@ -223,8 +223,8 @@ def test_final_observations_stay_while_an_env_is_held(pair):
 def test_restart_changes_only_the_envs_of_its_mask(pair):
     """Envs of the mask start their next episode; nothing else changes, and no reward."""
     wrap, reference = pair
-    world, references = wrap(counting()), [reference(CountingTwin(i)) for i in range(ENVS)]
-    record = play_twins(references, random_actions(6, ENVS))
+    world, references = wrap(counting()), [reference(CountingReference(i)) for i in range(ENVS)]
+    record = play_references(references, random_actions(6, ENVS))
     play_world(world, random_actions(6, ENVS))
     out, group = world.outputs, world.outputs.groups["counter"]
     mask = torch.zeros(ENVS, dtype=torch.bool)

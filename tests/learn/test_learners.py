@@ -14,7 +14,7 @@ from shoal.core import Box, Discrete, Group, MultiDiscrete, ShoalError
 from shoal.learn.rollout import Rollout
 from shoal.learn.shuffle import order_plan
 from shoal.policy import ActorCritic, mlp_encoder
-from tests.helpers import advantage_twin, random_rollout
+from tests.helpers import random_rollout, reference_advantages
 
 STEPS, ENVS, AGENTS = 6, 4, 2
 SAMPLES = STEPS * ENVS * AGENTS
@@ -78,7 +78,7 @@ def reference_update(policy: ActorCritic, rollout: Rollout, c, picks: list[torch
     with torch.no_grad():
         value = policy.value(rollout.observation.flatten(0, 2)).view(STEPS + 1, ENVS, AGENTS).numpy()
         final_value = policy.value(rollout.final_observation.flatten(0, 2)).view(STEPS, ENVS, AGENTS).numpy()
-    advantage, target = advantage_twin(rollout, value, final_value, c.gamma, c.gae_lambda)
+    advantage, target = reference_advantages(rollout, value, final_value, c.gamma, c.gae_lambda)
     advantage, target = (torch.as_tensor(a, dtype=torch.float32).flatten() for a in (advantage, target))
     old_value, old_log_prob = torch.as_tensor(value[:-1]).flatten(), rollout.log_prob.flatten()
     action = rollout.action.flatten(0, 2)

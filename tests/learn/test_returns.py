@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shoal.learn.returns import advantage_plan, discounted_plan
 from shoal.learn.rollout import Rollout
-from tests.helpers import advantage_twin, random_rollout
+from tests.helpers import random_rollout, reference_advantages
 
 
 def advantages(rollout: Rollout, value, final_value, gamma, lam, scale=1.0, **lag) -> tuple[np.ndarray, np.ndarray]:
@@ -24,7 +24,7 @@ def compare(rollout: Rollout, gamma=0.9, lam=0.8, scale=1.0, seed=0) -> tuple[np
     value = rng.normal(size=(steps + 1, envs, agents)).astype(np.float32)
     final_value = rng.normal(size=(steps, envs, agents)).astype(np.float32)
     found = advantages(rollout, value, final_value, gamma, lam, scale)
-    expected = advantage_twin(rollout, value, final_value, gamma, lam, scale)
+    expected = reference_advantages(rollout, value, final_value, gamma, lam, scale)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
     return found
@@ -144,7 +144,7 @@ def test_many_envs_over_threads(monkeypatch):
     value = np.random.default_rng(0).normal(size=(4, 8200, 1)).astype(np.float32)
     final = np.random.default_rng(1).normal(size=(3, 8200, 1)).astype(np.float32)
     found, _ = advantages(rollout, value, final, 0.9, 0.9)
-    expected, _ = advantage_twin(rollout, value, final, 0.9, 0.9)
+    expected, _ = reference_advantages(rollout, value, final, 0.9, 0.9)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 

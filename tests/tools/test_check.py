@@ -362,7 +362,7 @@ def test_a_users_file_from_the_command_line(tmp_path, capsys):
         (["cartpole", "--steps", "0"], "--steps must be at least 1"),
         (["cartpole", "--device", "tpu"], "There is no device 'tpu'"),
         (["cartpole", "--world.max-steps", "0"], "max_steps must be at least 1"),
-        (["tests/helpers.py:CountingTwin"], "CountingTwin is not a KernelWorld"),
+        (["tests/helpers.py:CountingReference"], "CountingReference is not a KernelWorld"),
     ],
 )
 def test_bad_input_exits_2(words, answer, capsys):

@@ -14,7 +14,7 @@ from shoal.runs.evaluation import Player
 from shoal.training.collector import Collector
 from tests.core.test_groups import Meadow
 from tests.core.test_kernel_world import Drift
-from tests.helpers import Counting, CountingTwin, play_twins, play_world
+from tests.helpers import Counting, CountingReference, play_references, play_world
 
 
 def policies(world) -> dict[str, ActorCritic]:
@@ -51,7 +51,7 @@ def test_rollouts_equal_a_twin_that_takes_their_actions(steps):
     """Over several rollouts: observations before and after, rewards, ends, and every real final observation."""
     found = rows(collector(Counting(6), steps), max(5, 30 // steps))
     actions = np.concatenate(found["action"])[:, :, 0]
-    twin = play_twins([CountingTwin(i) for i in range(6)], actions)
+    twin = play_references([CountingReference(i) for i in range(6)], actions)
     assert len(np.unique(actions)) == 3
     np.testing.assert_array_equal(np.concatenate(found["before"])[0, :, 0], twin.first)
     np.testing.assert_array_equal(np.concatenate(found["before"])[1:, :, 0], twin.observation[:-1])
@@ -154,7 +154,7 @@ def short(world):
     return CastObservation(shown, torch.float16)
 
 
-class ShortTwin(CountingTwin):
+class ShortTwin(CountingReference):
     def see(self):
         return np.array([self.clock + 8.0 * (self.episode % 100)], np.float32)
 
@@ -167,7 +167,7 @@ def listen(policy: ActorCritic) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("wrap", "make_twin"), [(lambda w: w, CountingTwin), (short, ShortTwin)], ids=["floats", "short"]
+    ("wrap", "make_twin"), [(lambda w: w, CountingReference), (short, ShortTwin)], ids=["floats", "short"]
 )
 @pytest.mark.parametrize(("stack", "steps"), [(2, 7), (3, 5), (4, 1), (4, 2), (4, 16)])
 def test_stacks_equal_a_twin_that_keeps_its_own(stack, steps, wrap, make_twin):
@@ -194,7 +194,7 @@ def test_stacks_equal_a_twin_that_keeps_its_own(stack, steps, wrap, make_twin):
         last.append(heard[0][-6:])
         actions.append(rollout.action[:, :, 0].clone())
         kept.append(rollout.final_observation[:, :, 0].clone())
-    twin = play_twins([StackTwin(make_twin(i), stack) for i in range(6)], torch.cat(actions).numpy())
+    twin = play_references([StackTwin(make_twin(i), stack) for i in range(6)], torch.cat(actions).numpy())
     expected = np.concatenate([twin.first[None], twin.observation])
     np.testing.assert_array_equal(torch.stack(shown), expected[:-1])
     np.testing.assert_array_equal(torch.cat(learned), expected[:-1])
@@ -219,7 +219,7 @@ def test_a_player_sees_the_same_stacks():
     world.world.step = lambda action, *rest: (actions.append(action["counter"][:, 0].clone()), step(action, *rest))[1]
     for _ in range(30):
         player.step()
-    twin = play_twins([StackTwin(CountingTwin(i), 3) for i in range(6)], torch.stack(actions).numpy())
+    twin = play_references([StackTwin(CountingReference(i), 3) for i in range(6)], torch.stack(actions).numpy())
     np.testing.assert_array_equal(torch.stack(heard), np.concatenate([twin.first[None], twin.observation])[:-1])
 
 

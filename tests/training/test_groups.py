@@ -84,7 +84,7 @@ def test_a_flag_for_all_groups_beats_a_world_s_setting_for_one():
         (dict(per_group="runner.lr=-1"), "lr must be above 0"),
         (dict(per_group="lr=1"), "GROUP.SETTING=VALUE"),
         (dict(freeze="runer"), "runner"),
-        (dict(freeze=("runner", "tagger")), "nobody is left"),
+        (dict(freeze=("runner", "tagger")), "no policy is left"),
         (dict(load="runner"), "GROUP=RUN"),
         (dict(load="runner=nowhere"), "nowhere"),
         (dict(num_envs=-3), "num-envs"),
