@@ -8,7 +8,8 @@
 
 A cell is a short training (world x algorithm x option) through the command line, in a separate process and run folder.
 It compares the SHA-256 of every tensor of the last checkpoint and all metrics except times. BASE is a revision, copied
-from git to a temporary folder, or the folder of one; kernels share Warp's cache. bench/ratchet_names.json lists renamed flags (new name: old name), tensors and metrics (pattern of the old name, replacement) since BASE.
+from git to a temporary folder, or the folder of one; kernels share Warp's cache. bench/ratchet_names.json lists names
+that changed since BASE: flags (new name: old name), tensors and metrics (pattern of the old name, replacement).
 """
 
 import argparse
@@ -38,7 +39,7 @@ WORKLOADS = (
     "tag_grid_1000x2000",
     "tag_continuous_110x100",
 )
-TURNS = 3
+REPEATS = 3
 """Measurements of each workload at the base and here, alternately; the fastest counts."""
 SLOWER = 0.97
 """Smallest ratio of speeds that passes."""
@@ -271,7 +272,7 @@ def compare_workloads(base: Path, device: str, folder: Path) -> bool:
     good = True
     for name in WORKLOADS:
         best: dict[str, float] = {}
-        for turn in range(TURNS):
+        for turn in range(REPEATS):
             for where, tree in (("base", base), ("here", ROOT)):
                 out = folder / f"{name}.{where}.{turn}.jsonl"
                 command = [

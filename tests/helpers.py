@@ -47,7 +47,7 @@ def show_count(
 
 
 class Counting(KernelWorld):
-    """Observation: (step, 1000 env + episode). Reward: step + 10 action. Ends after 1 to 7 steps, by env and episode."""
+    """Observation: step, 1000 env + episode. Reward: step + 10 action. Ends after 1 to 7 steps, by env and episode."""
 
     @dataclass(frozen=True)
     class Config:
