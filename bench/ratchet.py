@@ -54,13 +54,13 @@ class Cell:
     world: str
     flags: str
     num_envs: int = 64
-    rollout: int = 16
+    rollout_steps: int = 16
     metrics: bool = True
     """False: the number of rows depends on threads."""
 
     def words(self, iterations: int, device: str, run_dir: Path) -> list[str]:
-        steps = self.num_envs * self.rollout * iterations
-        sizes = f"--num-envs {self.num_envs} --rollout-steps {self.rollout} --total-steps {steps}"
+        steps = self.num_envs * self.rollout_steps * iterations
+        sizes = f"--num-envs {self.num_envs} --rollout-steps {self.rollout_steps} --total-steps {steps}"
         rest = f"--checkpoint-every {steps} --eval-episodes 0 --log-every 0 --compile off --threads 1 --device {device}"
         return ["train", self.world, *f"{self.flags} {sizes} {rest}".split(), "--run-dir", str(run_dir)]
 
