@@ -128,13 +128,13 @@ def atari(seconds):
     return rows
 
 
-def stable_baselines(name, envs, rollout, num_minibatches, epochs, atari):
+def stable_baselines(name, envs, rollout_steps, num_minibatches, epochs, atari):
     import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_atari_env, make_vec_env
     from stable_baselines3.common.vec_env import SubprocVecEnv, VecFrameStack
 
-    samples = envs * rollout
+    samples = envs * rollout_steps
     if atari:
         import ale_py  # noqa: F401  (registers the games)
 
@@ -149,7 +149,7 @@ def stable_baselines(name, envs, rollout, num_minibatches, epochs, atari):
     model = PPO(
         policy,
         vector,
-        n_steps=rollout,
+        n_steps=rollout_steps,
         batch_size=samples // num_minibatches,
         n_epochs=epochs,
         policy_kwargs=network,
@@ -159,12 +159,12 @@ def stable_baselines(name, envs, rollout, num_minibatches, epochs, atari):
     return (lambda: model.learn(samples, reset_num_timesteps=False)), samples
 
 
-def shoal_trainer(name, envs, rollout, num_minibatches, epochs, **settings):
+def shoal_trainer(name, envs, rollout_steps, num_minibatches, epochs, **settings):
     job = make_job(
         name,
         device="cpu",
         num_envs=envs,
-        rollout=rollout,
+        rollout_steps=rollout_steps,
         num_minibatches=num_minibatches,
         epochs=epochs,
         total_steps=1e9,
@@ -173,7 +173,7 @@ def shoal_trainer(name, envs, rollout, num_minibatches, epochs, **settings):
     trainer = Trainer(job)
     for _ in range(2):
         trainer.iterate()
-    return trainer.iterate, envs * rollout
+    return trainer.iterate, envs * rollout_steps
 
 
 def training(seconds):
@@ -234,7 +234,7 @@ def appo_row(envs, rollout, slices, seconds):
         "ale:pong",
         algo="appo",
         num_envs=envs,
-        rollout=rollout,
+        rollout_steps=rollout,
         num_minibatches=envs * rollout // 512,
         total_steps=1e9,
         world_config=dict(num_env_slices=slices),

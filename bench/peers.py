@@ -123,7 +123,7 @@ def stable_baselines(samples, minibatch):
 def shoal_trainer(envs, rollout, num_minibatches):
     settings = dict(hidden=(64, 64), activation="tanh", shared_encoder=False, epochs=4, num_minibatches=num_minibatches)
     settings["normalize_reward"] = False  # as in Stable-Baselines3
-    job = make_job("cartpole", device="cpu", num_envs=envs, rollout=rollout, total_steps=1e9, compile="on", **settings)
+    job = make_job("cartpole", device="cpu", num_envs=envs, rollout_steps=rollout, total_steps=1e9, compile="on", **settings)
     trainer = Trainer(job)
     for _ in range(3):
         trainer.iterate()
