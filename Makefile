@@ -1,8 +1,8 @@
-# Every target makes .venv first when it is missing or when what it holds has changed.
+# Every target creates .venv first if it is missing or if its requirements have changed.
 PYTHON ?= python3
 BIN := .venv/bin
 WHEEL := .venv-wheel
-# By path: otherwise a folder `shoal` beside a script, the checkout itself, would be taken for the package.
+# By path: otherwise a folder `shoal` beside a script, such as the checkout itself, would be imported instead.
 EDITABLE := --config-settings editable_mode=compat -e
 
 .PHONY: demo test test-slow test-wheel fuzz soak lint ratchet graph-guard gpu-build gpu-check docs bench clean
@@ -30,7 +30,7 @@ test: .venv/installed
 test-slow: .venv/installed
 	$(BIN)/python -m pytest -m slow
 
-# The built package in a new environment, without extras.
+# Test the built package in a new environment, without extras.
 test-wheel:
 	rm -rf build $(WHEEL)
 	$(PYTHON) -m venv $(WHEEL)
@@ -39,11 +39,11 @@ test-wheel:
 	$(WHEEL)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(WHEEL)/dist/*.whl
 	$(WHEEL)/bin/python tests/wheel/try_wheel.py
 
-# Damaged run folders, scenes, episode files and settings: refused in one sentence, or fine.
+# Damaged run folders, scenes, episode files and settings must be refused in one sentence or work.
 fuzz: .venv/installed
 	$(BIN)/python -m tests.fuzz
 
-# Kills at random moments, then an hour of training that is watched for leaks.
+# Kill trainings at random moments, then train for an hour and check for leaks.
 soak: .venv/installed
 	$(BIN)/python -m tests.soak
 
@@ -53,19 +53,19 @@ lint: .venv/installed
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-# Numbers of small trainings, at a revision and here: make ratchet BASE=main~3
+# Compare the numbers of small trainings with a revision: make ratchet BASE=main~3
 ratchet: .venv/installed
 	$(BIN)/python bench/ratchet.py $(BASE)
 
-# What a GPU would record as CUDA graphs, run on the CPU under the rules of recording.
+# Check on a CPU the code that a GPU records as CUDA graphs.
 graph-guard: .venv/installed
 	$(BIN)/python bench/graph_guard.py
 
-# Every GPU kernel compiled without a GPU, and compared with a revision: make gpu-build BASE=main~3
+# Compile every GPU kernel without a GPU and compare with a revision: make gpu-build BASE=main~3
 gpu-build: .venv/installed-gpu-build
 	$(BIN)/python bench/gpu_build.py --update $(if $(ARCHS),--archs $(ARCHS)) $(if $(BASE),--base $(BASE))
 
-# What only a GPU can tell, in parts of at most nine minutes: make gpu-check PART=1
+# Run tests and benchmarks that need a GPU, in parts of at most nine minutes: make gpu-check PART=1
 gpu-check: .venv/installed
 	$(BIN)/python bench/gpu_check.py $(PART)
 

@@ -1,12 +1,12 @@
-"""Acting and learning at the same time, beside taking turns, on envs that take long and not equally long.
+"""Asynchronous against synchronous training, with envs whose steps are slow and take unequal time.
 
     python bench/asynchronous.py                     about seven minutes on two cores
-    python bench/asynchronous.py --hidden 64 64      a network that learns faster
+    python bench/asynchronous.py --hidden 64 64      a smaller network, whose updates are faster
     python bench/asynchronous.py --out bench/results/asynchronous_2_cores.jsonl
 
-The env is Gymnasium's CartPole-v1 whose steps wait for 2 to 8 ms, 5 on average, as if for another program. All sides
-have the same envs, workers, network, epochs and mini-batches, train for as many steps, one after the other, and are
-scored by the same evaluation afterwards; rates are env steps over the time of the training alone.
+The env is Gymnasium's CartPole-v1 whose steps wait for 2 to 8 ms, 5 on average, as if for another program. All variants
+have the same envs, workers, network, epochs, mini-batches and number of steps. They run one after the other, and one
+evaluation scores all. Rates are env steps per second of training time.
 """
 
 import argparse
@@ -33,11 +33,11 @@ SIDES = {
 }
 HIDDEN = (256, 256)
 SETTINGS = dict(num_envs=16, rollout_steps=128, lr=5e-4, epochs=20, num_minibatches=4, gamma=0.98, threads=1)
-"""To learn takes about two thirds of the time that it takes to act."""
+"""Learning takes about two thirds of the time of acting."""
 
 
 def train(side, steps, seed, hidden):
-    """Env steps/s of one training, and the score of what it has learned."""
+    """Env steps/s of one training, and the score of its policy."""
     settings = dict(SIDES[side])
     world = dict(schedule=settings.pop("schedule"), num_workers=SETTINGS["num_envs"])
     job = make_job(
@@ -62,7 +62,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=float, default=60_000)
     parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--hidden", type=int, nargs="+", default=list(HIDDEN), help="layers of the network")
+    parser.add_argument("--hidden", type=int, nargs="+", default=list(HIDDEN), help="widths of the hidden layers")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     found = {side: [] for side in SIDES}

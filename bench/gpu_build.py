@@ -1,27 +1,27 @@
-"""Compile every GPU kernel of Shoal on any machine, and tabulate what the compiler made of it.
+"""Compile every GPU kernel of Shoal on any machine, and tabulate registers, memory and instructions.
 
-    python bench/gpu_build.py                     all kernels, sm_80, sm_90 and sm_120; the table is build/gpu.jsonl
-    python bench/gpu_build.py --base REVISION     also at a revision (or in a folder that holds one), and compare
+    python bench/gpu_build.py                     all kernels for sm_80, sm_90 and sm_120; writes build/gpu.jsonl
+    python bench/gpu_build.py --base REVISION     also at a revision (or its folder), and compare
     python bench/gpu_build.py --changed           only kernels that differ from bench/gpu_hashes.json, one architecture
     python bench/gpu_build.py --only 'render/*' --archs 90
     python bench/gpu_build.py --update            also write bench/gpu_hashes.json
-    python bench/gpu_build.py --list              the kernels
+    python bench/gpu_build.py --list              list the kernels
 
-No GPU and no driver is needed: Warp's compiler makes machine code for any architecture, and so does Triton's. The tools
-that read the code come with Triton (`pip install 'shoal[gpu-build]'`); `--changed` needs neither.
+This needs no GPU and no driver: Warp's and Triton's compilers generate machine code for any architecture. Triton has
+the tools that read machine code too (`pip install 'shoal[gpu-build]'`); `--changed` does not need it.
 
 The table is sorted and has a row for each kernel and architecture:
 
     registers      per thread
-    stack          bytes per thread: arrays in local memory, and registers that did not fit
+    stack          bytes per thread: arrays in local memory, and spilled registers
     local_loads, local_stores    instructions that read or write local memory
-    spills         those among them with a fixed place on the stack, as spilled registers have
+    spills         those of them at a fixed stack offset, as for spilled registers
     shared         bytes of shared memory per block
-    instructions   of the kernel and of functions that the compiler did not inline
+    instructions   of the kernel and of functions that were not inlined
     code           SHA-256 of the instructions, shortened
 
-Two tables are equal if all numbers are. A kernel that exists at one revision only is matched with one of the same code,
-so a refactoring must leave a table equal but for names. The exit code is 1 if anything differs or fails to compile.
+Two tables are equal if all numbers are. A kernel that exists at only one revision is matched with one of the same code,
+so a refactoring may change only names. The exit code is 1 if anything differs or fails to compile.
 """
 
 import argparse
@@ -47,11 +47,11 @@ TABLE = ROOT / "build" / "gpu.jsonl"
 ARCHS = (80, 90, 120)
 NUMBERS = ("registers", "stack", "local_loads", "local_stores", "spills", "shared", "instructions")
 MOST_CHANGED = 12
-"""Modules that `--changed` compiles; `make gpu-build` compiles the others."""
+"""Maximum number of modules that `--changed` compiles; `make gpu-build` compiles all."""
 
 Row = dict[str, Any]
 Task = tuple[str, int]
-"""Name of a unit, or of a Triton kernel; architecture."""
+"""Name of a unit or of a Triton kernel, and an architecture."""
 
 TRITON = "triton/"
 
@@ -62,11 +62,11 @@ _worker: dict[str, Any] = {}
 
 
 def _start_worker(folder: str, lenient: bool) -> None:
-    """Generate all kernels; compiled ones go to a folder of this process, never to Warp's cache."""
+    """Generate all kernels. Compiled ones are written to a folder of this process, never to Warp's cache."""
     own = Path(folder) / str(os.getpid())
     own.mkdir()
     os.environ.update(WARP_CACHE_PATH=str(own / "warp"), TRITON_CACHE_DIR=str(own / "triton"))
-    os.environ["TMPDIR"] = tempfile.tempdir = str(own)  # for headers that the compilers prepare
+    os.environ["TMPDIR"] = tempfile.tempdir = str(own)  # for precompiled headers
     import gpu_kernels
 
     _worker.update(folder=own, kernels=gpu_kernels, units=gpu_kernels.all_units(lenient))
@@ -103,9 +103,8 @@ def _compile_triton(name: str, arch: int, tools: str | None) -> list[Row]:
     cubin = _worker["folder"] / "triton.cubin"
     cubin.write_bytes(made.asm["cubin"])
     (row,) = read_cubin(cubin, str(tools)).values()
-    return [
-        dict(kernel=name, arch=arch, **row | dict(shared_encoder=made.metadata.shared))
-    ]  # it is allocated at the launch
+    # Triton allocates shared memory at the launch.
+    return [dict(kernel=name, arch=arch, **row | dict(shared=made.metadata.shared))]
 
 
 # --- reading machine code --------------------------------------------------------------------------------------------
@@ -119,7 +118,7 @@ def find_tools() -> str | None:
 
 
 def read_cubin(cubin: Path, tools: str) -> dict[str, Row]:
-    """The numbers of each kernel in a file of machine code."""
+    """The numbers of each kernel in a cubin file."""
 
     def run(tool: str, option: str) -> str:
         command = [str(Path(tools) / tool), option, str(cubin)]
@@ -133,7 +132,7 @@ def read_resources(text: str) -> dict[str, Row]:
     """Registers, stack and shared memory, as cuobjdump prints them."""
     pattern = r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)"
     return {
-        name: dict(registers=int(registers), stack=int(stack), shared_encoder=int(shared))
+        name: dict(registers=int(registers), stack=int(stack), shared=int(shared))
         for name, registers, stack, shared in re.findall(pattern, text)
     }
 
@@ -161,7 +160,7 @@ def read_instructions(text: str) -> dict[str, Row]:
 
 
 def build(tasks: Iterable[Task], workers: int, tools: str | None, lenient: bool = False) -> tuple[list[Row], list[str]]:
-    """Compile in several processes, the slowest first: the rows of the table, and what failed."""
+    """Compile in several processes, slowest first; returns the rows of the table, and the failures."""
     tasks = sorted(tasks, key=_slow_first)
     rows, failures, began = [], [], time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gpu-build-") as folder:
@@ -179,7 +178,7 @@ def build(tasks: Iterable[Task], workers: int, tools: str | None, lenient: bool 
 
 
 def _slow_first(task: Task) -> tuple[int, str, int]:
-    """Large modules first: at the end no process should wait long for another."""
+    """Sort key: large modules first, so that all processes end at about the same time."""
     name, arch = task
     slow = (f"{TRITON}tag-continuous", "ground", TRITON, "worlds/pandemic", "worlds/tag-continuous", "render", "worlds")
     return next((i for i, start in enumerate(slow) if name.startswith(start)), len(slow)), name, arch
@@ -193,14 +192,14 @@ def _show(text: str, count: int, total: int) -> None:
 
 
 def all_tasks(units: dict[str, Any], policies: dict[str, dict[str, Any]], archs: Iterable[int]) -> list[Task]:
-    """What to compile for every architecture; of units with the same source one."""
+    """All units and policies for every architecture; of units with the same source only one."""
     distinct = {unit.hash: name for name, unit in units.items()}
     tasks = [(name, arch) for name in distinct.values() for arch in archs]
     triton = [(name, arch) for name, given in policies.items() for arch in archs if arch in given.get("archs", archs)]
     return tasks + [(f"{TRITON}{name}", arch) for name, arch in triton]
 
 
-# --- hashes: what has changed since they were written ----------------------------------------------------------------
+# --- hashes of sources -----------------------------------------------------------------------------------------------
 
 
 def normalized(source: str) -> str:
@@ -212,7 +211,7 @@ def normalized(source: str) -> str:
 
 
 def write_hashes(units: dict[str, Any], file: Path = HASHES) -> None:
-    """Write the table of hashes: of a unit's Python source, and of its generated source."""
+    """Write the hashes of each unit's Python source and generated source."""
     import warp as wp
 
     rows = {name: [unit.hash, normalized(unit.source())] for name, unit in sorted(units.items())}
@@ -221,7 +220,7 @@ def write_hashes(units: dict[str, Any], file: Path = HASHES) -> None:
 
 
 def changed(units: dict[str, Any], file: Path = HASHES) -> list[str]:
-    """Units whose generated source differs from the table. Source is generated only where the Python source differs."""
+    """Units whose generated source differs from the table. It is generated only if the Python source differs."""
     import warp as wp
 
     table = json.loads(file.read_text())
@@ -236,16 +235,16 @@ def changed(units: dict[str, Any], file: Path = HASHES) -> list[str]:
 
 
 def build_changed(workers: int = 1, say: Callable[[str], None] = print) -> list[str]:
-    """Compile some of the changed units for one architecture; what failed."""
+    """Compile some of the changed units for one architecture; returns the failures."""
     import gpu_kernels
 
     units = gpu_kernels.all_units()
     names = changed(units)
     distinct = {units[name].hash: name for name in names}
-    # From the whole list: neighbors are much alike.
+    # Spread over the whole list: neighbors are similar.
     some = list(distinct.values())[:: max(1, -(-len(distinct) // MOST_CHANGED))]
-    left = f"; {len(distinct) - len(some)} are left to make gpu-build" if len(some) < len(distinct) else ""
-    say(f"{len(units)} modules, {len(distinct)} changed, {len(some)} are compiled for sm_90{left}")
+    left = f"; make gpu-build compiles the other {len(distinct) - len(some)}" if len(some) < len(distinct) else ""
+    say(f"{len(units)} modules, {len(distinct)} changed, compiling {len(some)} for sm_90{left}")
     return build([(name, 90) for name in some], workers, None)[1] if some else []
 
 
@@ -253,7 +252,7 @@ def build_changed(workers: int = 1, say: Callable[[str], None] = print) -> list[
 
 
 def compare(base: list[Row], here: list[Row]) -> tuple[bool, list[str]]:
-    """Whether two tables are equal but for names, and a line for each difference."""
+    """Whether two tables differ only in names, and a line for each difference."""
     old, new = ({(row["kernel"], row["arch"]): row for row in rows} for rows in (base, here))
     lines, equal = [], True
     gone, come = sorted(old.keys() - new.keys()), sorted(new.keys() - old.keys())
@@ -283,7 +282,7 @@ def compare(base: list[Row], here: list[Row]) -> tuple[bool, list[str]]:
 
 
 def build_base(base: str, options: argparse.Namespace, folder: Path) -> list[Row]:
-    """The table of another revision, made by this program in a process that imports that revision."""
+    """The table of another revision: this program runs in a process that imports that revision."""
     from ratchet import checkout
 
     tree = Path(base).resolve()
@@ -297,17 +296,17 @@ def build_base(base: str, options: argparse.Namespace, folder: Path) -> list[Row
     command = [sys.executable, str(Path(__file__).resolve()), *words]
     done = subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": paths}, check=False)
     if not table.is_file():
-        sys.exit(f"gpu-build: the base was not built (exit code {done.returncode}).")
+        sys.exit(f"gpu-build: building the base failed (exit code {done.returncode}).")
     return read_table(table)
 
 
 def read_table(file: Path) -> list[Row]:
-    """A table from its file."""
+    """Read a table from its file."""
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def summary(rows: list[Row]) -> str:
-    """The kernels that use local memory most."""
+    """Describe the kernels that use the most local memory."""
     heavy = sorted((row for row in rows if row["local_loads"] + row["local_stores"]), key=lambda row: -row["stack"])
     kernels, archs = {row["kernel"] for row in rows}, {row["arch"] for row in rows}
     lines = [f"{len(kernels)} kernels, {len(archs)} architecture(s), {len(rows)} rows; {len(heavy)} use local memory:"]
@@ -322,19 +321,19 @@ def _is_chosen(names: Iterable[str], patterns: list[str]) -> bool:
 
 
 def main() -> int:
-    """Build, compare; 0 if all is well."""
+    """Build and compare; returns 0 if nothing failed or differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base", help="revision, or a folder that holds one or its table (.jsonl)")
+    parser.add_argument("--base", help="revision, folder of a revision, or its table (.jsonl)")
     parser.add_argument("--archs", nargs="+", type=int, default=list(ARCHS), metavar="ARCH")
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="PATTERN", help="names of kernels, or of modules with a block size"
     )
-    parser.add_argument("--out", type=Path, default=TABLE, help="where the table goes")
+    parser.add_argument("--out", type=Path, default=TABLE, help="file of the table")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
-    parser.add_argument("--changed", action="store_true", help="compile what differs from bench/gpu_hashes.json")
+    parser.add_argument("--changed", action="store_true", help="compile kernels that differ from bench/gpu_hashes.json")
     parser.add_argument("--update", action="store_true", help="write bench/gpu_hashes.json")
-    parser.add_argument("--list", action="store_true", help="the kernels")
-    parser.add_argument("--lenient", action="store_true", help="leave out worlds that cannot be built")
+    parser.add_argument("--list", action="store_true", help="list the kernels")
+    parser.add_argument("--lenient", action="store_true", help="skip worlds that cannot be created")
     options = parser.parse_args()
     if options.changed:
         failures = build_changed(options.workers)
@@ -350,7 +349,7 @@ def main() -> int:
         return 0
     tools = find_tools()
     if tools is None:
-        sys.exit("gpu-build: Triton is missing, whose tools read compiled kernels: pip install 'shoal[gpu-build]'.")
+        sys.exit("gpu-build: Triton, whose tools read compiled kernels, is missing: pip install 'shoal[gpu-build]'.")
     chosen = {n: u for n, u in units.items() if _is_chosen((n, *(kernel for _, kernel in u.kernels)), options.only)}
     policies = {name: given for name, given in policies.items() if _is_chosen((TRITON + name,), options.only)}
     rows, failures = build(all_tasks(chosen, policies, options.archs), options.workers, tools, options.lenient)
@@ -372,7 +371,7 @@ def main() -> int:
             base = read_table(Path(options.base)) if is_table else build_base(options.base, options, Path(folder))
         equal, lines = compare(base, rows)
         print("\n".join(lines))
-        print("Equal but for names." if equal and lines else "Equal." if equal else "DIFFERENT.")
+        print("Equal except for names." if equal and lines else "Equal." if equal else "DIFFERENT.")
         good = good and equal
     return 0 if good else 1
 

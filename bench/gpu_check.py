@@ -1,12 +1,12 @@
-"""What only a GPU can tell: tests/gpu, and the times of bench/workloads.py and bench/nav.py.
+"""Tests and benchmarks that need a GPU: tests/gpu, bench/workloads.py and bench/nav.py.
 
     python bench/gpu_check.py           all parts, one after the other
     python bench/gpu_check.py 2         one part: at most nine minutes
     python bench/gpu_check.py --list    the parts
 
-Every row runs in a new process. The JSON lines go to build/gpu_check_PART.jsonl, for bench/results/; the table
-that is printed compares them with an NVIDIA H200. The exit code is 1 if tests or rows fail, 2 without a GPU; speeds do
-not change it.
+Every row runs in a separate process. The JSON lines are written to build/gpu_check_PART.jsonl, for bench/results/; the
+printed table compares them with an NVIDIA H200. The exit code is 1 if tests or rows fail, 2 without a GPU; it does not
+depend on speeds.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS = 530
-"""Longest time of a part."""
+"""Maximum duration of a part."""
 TEST_WORKERS = 6
 
 PARTS: dict[int, tuple[str, list[str]]] = {
@@ -69,7 +69,7 @@ H200 = {
 
 
 def run(command: list[str], seconds: float) -> tuple[int | None, str]:
-    """Exit code and output of a command; the code is None if it was ended for want of time, with all its children."""
+    """Exit code and output of a command; None as the code if it and its children were killed after `seconds`."""
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
         code = None
@@ -83,7 +83,7 @@ def run(command: list[str], seconds: float) -> tuple[int | None, str]:
 
 
 def run_tests(deadline: float) -> tuple[bool, str]:
-    """Run tests/gpu; whether they pass, and pytest's last line."""
+    """Run tests/gpu; returns whether they pass, and pytest's last line."""
     command = [sys.executable, "-m", "pytest", "tests/gpu", "-n", str(TEST_WORKERS), "-m", "not slow"]
     code, output = run(command, deadline - time.monotonic())
     lines = output.strip().splitlines() or ["no output"]
@@ -93,16 +93,16 @@ def run_tests(deadline: float) -> tuple[bool, str]:
 
 
 def run_row(program: str, name: str, deadline: float) -> tuple[dict[str, Any] | None, str]:
-    """Measure one row; its JSON, or why there is none."""
+    """Measure one row; returns its JSON, or None and the reason."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "row.jsonl"
         command = [sys.executable, str(ROOT / "bench" / f"{program}.py"), name, "--device", "cuda", "--out", str(out)]
         left = deadline - time.monotonic()
         if left < 1:
-            return None, "not begun: the part's time is up"
+            return None, "not started: the part has no time left"
         code, output = run(command, left)
         if code is None:
-            return None, "not finished: the part's time is up"
+            return None, "not finished: the part has no time left"
         if code or not out.is_file():
             return None, (output.strip().splitlines() or [f"exit code {code}"])[-1]
         return json.loads(out.read_text().splitlines()[-1]), ""
@@ -117,13 +117,13 @@ def line_of(name: str, row: dict[str, Any]) -> str:
 
 
 def run_part(part: int) -> bool:
-    """Run and print one part; whether nothing failed."""
+    """Run and print one part; returns whether nothing failed."""
     program, names = PARTS[part]
     deadline = time.monotonic() + SECONDS
     print(f"Part {part}: {program}", flush=True)
     if program == "tests":
-        good, summary = run_tests(deadline)
-        print(summary, flush=True)
+        good, report = run_tests(deadline)
+        print(report, flush=True)
         return good
     print("| row | per second | H200 | ratio | device |\n|---|---|---|---|---|", flush=True)
     rows, good = [], True
@@ -143,10 +143,10 @@ def run_part(part: int) -> bool:
 
 
 def main() -> int:
-    """Run parts; 0 if nothing failed."""
+    """Run parts; returns 0 if nothing failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", type=int, choices=PARTS, help="which parts (default: all)")
-    parser.add_argument("--list", action="store_true", help="the parts")
+    parser.add_argument("parts", nargs="*", type=int, choices=PARTS, help="numbers of parts (default: all)")
+    parser.add_argument("--list", action="store_true", help="list the parts")
     options = parser.parse_args()
     if options.list:
         print("\n".join(f"{part}  {program}: {' '.join(names)}" for part, (program, names) in PARTS.items()))

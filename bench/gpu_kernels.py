@@ -1,9 +1,9 @@
-"""Every kernel of Shoal in its form for GPUs, generated on any machine; bench/gpu_build.py compiles them.
+"""Generate the GPU version of every kernel of Shoal on any machine; bench/gpu_build.py compiles them.
 
-Nothing is launched and no array is allocated. Worlds are made on torch's meta device. All other kernels are found where
-Shoal launches them: the source of the package is searched for calls of `Plan.add_kernel`, `wp.launch` and `bind`, which
-also state the block size. So a kernel that moves to another module, or a new one, needs no change here, unless a
-function makes it: then FACTORIES lists the arguments.
+Nothing is launched and no array is allocated. Worlds are created on torch's meta device. All other kernels are found at
+their launches: the package's source is searched for calls of `Plan.add_kernel`, `wp.launch` and `bind`, which
+also state the block size. So a new or moved kernel needs no change here, unless a
+function creates it: then FACTORIES lists the arguments.
 """
 
 import ast
@@ -33,7 +33,7 @@ except ImportError:  # revisions without these modules
 PACKAGE = Path(shoal.__file__).parent
 
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
-    # Agents per env decide whether an env is a thread, some lanes of a warp or a block.
+    # The number of agents determines whether an env is a thread, some lanes of a warp or a block.
     "tag-grid": {
         "2-agents": dict(num_taggers=1),
         "40-agents": dict(num_taggers=39),
@@ -48,12 +48,12 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "explore": {"3-agents": dict(num_agents=3)},
     "flee": {"3-agents": dict(num_agents=3)},
 }
-"""World -> name -> settings, besides the default ones."""
+"""World -> name -> settings that are compiled in addition to the defaults."""
 
 DEPTH, HALF, BYTES = {"depth": torch.float32}, torch.float16, torch.uint8
 LABELS = {"semantic": torch.int32, "instance": torch.int32}
 RENDER_VARIANTS: dict[str, tuple[int, dict[str, torch.dtype], dict[str, bool]]] = {
-    # name: pixels a side, outputs, options that are not the default
+    # name: pixels per side, outputs, other options
     "nav-depth": (64, {"depth": HALF}, {}),
     "nav-depth-masked": (64, {"depth": HALF}, dict(masked=True)),
     "nav-depth-movers": (64, {"depth": HALF}, dict(movers=True)),
@@ -75,12 +75,12 @@ RENDER_VARIANTS: dict[str, tuple[int, dict[str, torch.dtype], dict[str, bool]]] 
         dict(movers=True, masked=True),
     ),
 }
-"""Images that worlds, benchmarks and tools render."""
+"""Kinds of images that worlds, benchmarks and tools render."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One Warp module and the block size that its kernels are launched with: what is compiled at a time."""
+    """The unit of compilation: one Warp module and the block size of its launches."""
 
     name: str
     module: Any
@@ -90,7 +90,7 @@ class Unit:
 
     @property
     def hash(self) -> str:
-        """Changes with the source of the kernels and of all functions that they call; quickly found."""
+        """Hash of the source of the kernels and of all functions that they call; cheap to compute."""
         return self.module.get_module_hash(self.block).hex()[:16]
 
     def source(self, arch: int = 90) -> str:
@@ -100,7 +100,7 @@ class Unit:
 
 
 def all_units(lenient: bool = False) -> dict[str, Unit]:
-    """All kernels of Warp, by name. With `lenient`, worlds that cannot be built are left out with a message."""
+    """All Warp kernels, by name. With `lenient`, worlds that cannot be created are skipped with a message."""
     init_warp()
     units = {unit.name: unit for unit in [*launched_units(), *world_units(lenient)]}
     return dict(sorted(units.items()))
@@ -122,7 +122,7 @@ def world_units(lenient: bool = False) -> Iterator[Unit]:
             except Exception as error:
                 if not lenient:
                     raise
-                print(f"{name} is left out: {error}", file=sys.stderr)
+                print(f"{name} is skipped: {error}", file=sys.stderr)
                 continue
             for stage, program in programs.items():
                 yield _single(f"{name}/{stage}", program.kernel, program.block)
@@ -141,11 +141,11 @@ def _programs(world: Any) -> dict[str, Any]:
     return found
 
 
-# --- kernels found where they are launched -------------------------------------------------------------------------
+# --- kernels found at their launches ---------------------------------------------------------------------------------
 
 
 def launched_units() -> list[Unit]:
-    """The kernels that are not of worlds."""
+    """The kernels that are not part of a world."""
     blocks, single = {}, {}
     for module, tree in _launching_modules():
         for function in [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]:
@@ -156,7 +156,7 @@ def launched_units() -> list[Unit]:
         if kernel.module.name.startswith("shoal"):
             module, keys = groups.setdefault((kernel.module.name, block), (kernel.module, []))
             keys.append(kernel.key)
-        else:  # with a module of its own
+        else:  # in a separate module
             units.append(_single(f"{_last(kernel.func.__module__)}/{kernel.key}", kernel, block))
     for (module_name, block), (module, keys) in groups.items():
         short = _last(module_name)
@@ -165,7 +165,7 @@ def launched_units() -> list[Unit]:
 
 
 def unlaunched() -> list[str]:
-    """Kernels of the package whose launch was not found: nothing should be listed here."""
+    """Kernels of the package whose launch was not found; should be empty."""
     found = {kernel for unit in launched_units() for kernel, _ in unit.kernels}
     return sorted(
         f"{module.__name__}.{name}"
@@ -187,7 +187,7 @@ def _launching_modules(words: tuple[str, ...] = LAUNCHES) -> Iterator[tuple[Modu
 
 
 def _find_launches(module: ModuleType, function: ast.FunctionDef, blocks: dict, single: dict[str, Unit]) -> None:
-    """Add what one function launches: kernels of modules to `blocks`, all others to `single`."""
+    """Add the kernels that a function launches: those of modules to `blocks`, all others to `single`."""
     scope = _Scope(module, function)
     for call in [node for node in ast.walk(function) if isinstance(node, ast.Call)]:
         launch = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
@@ -200,7 +200,7 @@ def _find_launches(module: ModuleType, function: ast.FunctionDef, blocks: dict, 
                 blocks[kernel] = block
             elif isinstance(call.args[0], ast.Call):
                 single.update(_made(scope.value(call.args[0].func), block))
-            elif kernel is None:  # a parameter: any kernel of this module that is not launched by name
+            elif kernel is None:  # a parameter: any kernel of this module that has no launch by name
                 for own in vars(module).values():
                     if isinstance(own, wp.Kernel) and own.module.name == module.__name__:
                         blocks.setdefault(own, block)
@@ -213,7 +213,7 @@ def _find_launches(module: ModuleType, function: ast.FunctionDef, blocks: dict, 
 
 
 class _Scope:
-    """What names mean inside one function of a module."""
+    """Values of names inside one function of a module."""
 
     def __init__(self, module: ModuleType, function: ast.FunctionDef):
         self.module, self.function = module, function
@@ -221,7 +221,7 @@ class _Scope:
         self.local = {target.id: a.value for a in assignments for target in a.targets if isinstance(target, ast.Name)}
 
     def value(self, node: Any, steps: int = 8) -> Any:
-        """A constant, or an object of the module; of two choices the first, a GPU's; None for anything else."""
+        """A constant or an object of the module; of a conditional the first value, a GPU's; None for anything else."""
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, ast.IfExp):
@@ -232,7 +232,7 @@ class _Scope:
         return None
 
     def keyword(self, call: ast.Call, name: str) -> Any:
-        """The value of an argument, which may be in a dict: `**sizes`."""
+        """The value of an argument, also from a dict: `**sizes`."""
         for keyword in call.keywords:
             if keyword.arg == name:
                 return self.value(keyword.value)
@@ -251,10 +251,10 @@ class _Scope:
 
 
 def _made(factory: Any, block: int) -> dict[str, Unit]:
-    """The kernels that a function makes."""
+    """The kernels that a function creates."""
     name = factory.__name__
     if name not in FACTORIES:
-        raise LookupError(f"{name}() makes kernels: add its arguments to FACTORIES in bench/gpu_kernels.py.")
+        raise LookupError(f"{name}() creates kernels: add its arguments to FACTORIES in bench/gpu_kernels.py.")
     arguments = FACTORIES[name](importlib.import_module(factory.__module__))
     names = {variant: f"{name.removesuffix('_kernel')}/{variant}" for variant in arguments}
     return {names[variant]: _single(names[variant], factory(*given), block) for variant, given in arguments.items()}
@@ -273,7 +273,7 @@ def _render_variants(module: ModuleType) -> dict[str, tuple[Any, ...]]:
 
 
 FACTORIES = {"gather_kernel": _words, "store_kernel": _words, "render_kernel": _render_variants}
-"""Function that makes a kernel -> its arguments, by name, from its module."""
+"""Function that creates a kernel -> its arguments, by name, from its module."""
 
 
 def _single(name: str, kernel: Any, block: int) -> Unit:
@@ -290,7 +290,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "cartpole-64": dict(inputs=4, hidden=(64, 64), activation="tanh", choices=2, shared_encoder=False),
     "tag-grid-32": dict(inputs=6, hidden=(32, 32), activation="relu", choices=5, shared_encoder=True),
     "tag-grid-32-many": dict(inputs=6, hidden=(32, 32), activation="relu", choices=5, shared_encoder=True, rows=2**20),
-    # Compiling this one takes Triton a minute for sm_80 and for sm_120.
+    # Triton compiles this one for a minute for sm_80 and sm_120.
     "tag-continuous-256": dict(
         inputs=71, hidden=(256, 256), activation="relu", choices=(21, 21), shared_encoder=True, archs=(90,)
     ),
@@ -299,11 +299,11 @@ POLICIES: dict[str, dict[str, Any]] = {
     ),
     "silu": dict(inputs=40, hidden=(64, 64), activation="silu", choices=(3, 4), shared_encoder=False, normalize=True),
 }
-"""Policies that act in one kernel: sizes; rows of a launch if they are not few; architectures if not all."""
+"""Policies that act in one kernel: sizes; rows of a launch, if many; architectures, if not all."""
 
 
 def act_source(name: str) -> tuple[Any, dict[str, int]]:
-    """What Triton compiles for a policy, and its options. Needs Triton."""
+    """Triton's source of a policy's kernel, and its options. Needs Triton."""
     from triton.compiler import ASTSource
 
     from shoal.core.spaces import Box, Discrete, MultiDiscrete
@@ -331,6 +331,6 @@ def act_source(name: str) -> tuple[Any, dict[str, int]]:
             signature[argument], given[(i,)] = "constexpr", constants[argument]
         else:
             signature[argument] = "i32" if argument == "rows" else pointers.get(argument, "*fp32")
-    # As in a launch: torch's memory begins at multiples of 16 bytes.
+    # As in a launch: torch aligns memory to 16 bytes.
     aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(signature.values()) if kind != "constexpr"}
     return ASTSource(act_kernel, signature, given, aligned), options

@@ -1,10 +1,10 @@
-"""Check on a CPU that everything a GPU would record as a CUDA graph can be recorded: see bench/guard.py.
+"""Check on a CPU that a GPU can record all CUDA graphs: see bench/guard.py.
 
-    python bench/graph_guard.py                     all cells of the ratchet: one line each, exit code 1 for a finding
+    python bench/graph_guard.py                     all cells of the ratchet, one line each; exit code 1 for a finding
     python bench/graph_guard.py --cells ppo dqn     some of them
-    python bench/graph_guard.py --replay            replay the recordings, and compare all numbers with a plain training
+    python bench/graph_guard.py --replay            replay recordings and compare numbers with unguarded training
 
-A cell is a short training with an evaluation at its end, through the command line, in this process.
+A cell is a short training with a final evaluation, through the command line, in this process.
 """
 
 import argparse
@@ -28,21 +28,21 @@ from bench.ratchet import CELLS, Cell, tensors_of
 
 ITERATIONS = 6
 EPISODES = 2
-"""Of the evaluation at the end."""
+"""Episodes of the final evaluation."""
 RANKS = "--processes"
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 MINUTES = 10
-"""Longest time for a cell of several processes."""
+"""Maximum duration of a cell with several processes."""
 
 
 @dataclass
 class Result:
-    """What the guard saw of one cell."""
+    """Findings and counts of one cell."""
 
     graphs: int = 0
-    """Functions that were recorded and called again."""
+    """Number of functions that were recorded and called again."""
     operations: int = 0
-    """Torch operations and Warp launches in their recordings."""
+    """Number of torch operations and Warp launches in their recordings."""
     findings: list[str] = field(default_factory=list)
 
     def line(self) -> str:
@@ -51,10 +51,10 @@ class Result:
 
 
 def words_of(cell: Cell, run: Path, iterations: int, episodes: int) -> list[str]:
-    """The command line of a cell, with evaluations and for a single process."""
+    """The command line of a cell, with an evaluation and for a single process."""
     words = cell.words(iterations, "cpu", run)
     words[words.index("--eval-episodes") + 1] = str(episodes)
-    if RANKS in words:  # a launcher's environment says how many there are
+    if RANKS in words:  # the environment of a launcher gives their number
         place = words.index(RANKS)
         del words[place : place + 2]
     return words
@@ -63,7 +63,7 @@ def words_of(cell: Cell, run: Path, iterations: int, episodes: int) -> list[str]
 def guard_cell(
     cell: Cell, folder: Path, iterations: int = ITERATIONS, episodes: int = EPISODES, mode: str = "guard"
 ) -> Result:
-    """Train a cell; `mode`: "guard", "replay" (guarded, and recordings are replayed) or "plain" (without a guard)."""
+    """Train a cell; `mode`: "guard", "replay" (guarded, with recordings replayed) or "plain" (unguarded)."""
     count = int(cell.flags.split(f"{RANKS} ")[1].split()[0]) if RANKS in cell.flags else 1
     if count > 1 and "RANK" not in os.environ:
         return _in_ranks(cell, folder, mode, count)
@@ -84,7 +84,7 @@ def replay_cell(cell: Cell, folder: Path, iterations: int = ITERATIONS, episodes
 
 
 def _numbers(run: Path, cell: Cell) -> dict[str, Any]:
-    """What a run has left: hashes of its tensors, and metrics and scores without times."""
+    """Numbers of a finished run: hashes of its tensors, and metrics and scores without times."""
     files = sorted((run / "last").glob("*.safetensors"))
     found: dict[str, Any] = {f"tensor {name}": digest for file in files for name, digest in tensors_of(file)}
     for file in ("metrics.jsonl", "eval.jsonl") if cell.metrics else ():
@@ -105,7 +105,7 @@ def _train(words: list[str]) -> None:
 
 
 def _in_ranks(cell: Cell, folder: Path, mode: str, count: int) -> Result:
-    """The same in several processes of this program, each under a guard of its own."""
+    """The same in several processes of this program, with one guard each."""
     name = next(name for name, other in CELLS.items() if other is cell)
     folder.mkdir(parents=True)
     shared = dict(WORLD_SIZE=count, LOCAL_WORLD_SIZE=count, SHOAL_STORE=folder / "store", GLOO_SOCKET_IFNAME=LOOPBACK)
@@ -127,7 +127,7 @@ def _in_ranks(cell: Cell, folder: Path, mode: str, count: int) -> Result:
 
 
 def guard_cells(names: list[str], folder: Path, replay: bool) -> Iterator[tuple[str, Result]]:
-    """The results of cells, one after the other."""
+    """Guard cells one after the other; yields names and results."""
     for name in names:
         try:
             cell = CELLS[name]
@@ -137,7 +137,7 @@ def guard_cells(names: list[str], folder: Path, replay: bool) -> Iterator[tuple[
 
 
 def main() -> int:
-    """Guard the cells; 0 if there is no finding."""
+    """Guard the cells; returns 0 if there is no finding."""
     if sys.argv[1:2] == ["--rank"]:
         name, folder, mode = sys.argv[2:]
         result = guard_cell(CELLS[name], Path(folder), mode=mode)
@@ -145,7 +145,9 @@ def main() -> int:
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", nargs="+", choices=CELLS, default=list(CELLS), metavar="CELL")
-    parser.add_argument("--replay", action="store_true", help="replay recordings and compare with a plain training")
+    parser.add_argument(
+        "--replay", action="store_true", help="replay recordings and compare with an unguarded training"
+    )
     options = parser.parse_args()
     good = True
     with tempfile.TemporaryDirectory(prefix="graph-guard-") as folder:

@@ -1,23 +1,23 @@
-"""The graph guard: runs on a CPU what a GPU would record as CUDA graphs, and finds what a recording refuses or freezes.
+"""The graph guard runs on a CPU the code that a GPU records as CUDA graphs, and finds code that breaks in a recording.
 
     with Guard() as guard:
         train()
     print(*guard.findings, sep="\\n")
 
-Every enabled `Graphed` that is made inside becomes a `Region`. Like a graph it runs freely `WARM_UP_CALLS` times. The
-next call is the recording: each torch operation and each Warp launch is written to a tape, with its Python values and
-the addresses of its tensors. Every later call is compared with the tape, entry by entry. Found are:
+Every enabled `Graphed` that is created inside becomes a `Region`. Like a graph it runs `WARM_UP_CALLS` times without a
+recording. The next call is recorded: each torch operation and each Warp launch is written to a tape, with its Python
+values and the addresses of its tensors. Every later call is compared with the tape. Kinds of findings:
 
     host read       a value of a tensor is read on the host: item, tolist, numpy, bool, nonzero, a mask as index
-    Python data     a tensor is made from Python or NumPy data: a copy from the host
-    move            a tensor moves between devices, or is made on the CPU because `device` is missing
-    moved address   a tensor that is not made inside has another address than when it was recorded
+    Python data     a tensor is created from Python or NumPy data: a copy from the host
+    move            a tensor moves between devices, or is created on the CPU because `device` is missing
+    moved address   a tensor from outside has another address than in the recording
     frozen value    a Python value differs from the recorded one, or other operations run: a graph replays the first
 
-In a region `is_cuda` is True, so that code takes the branch of a GPU. NumPy memory stands for memory of the host
-(`torch.from_numpy`), `.to(device)` copies it, and torch.compile is off. Not seen: branches on `device.type`, streams
-and events. With `Guard(replay=True)` calls after the recording run the tape and not the function, and `is_cuda` is left
-alone: then a training must give the same numbers as without a guard.
+In a region `is_cuda` is True, so that code takes the branch of a GPU. NumPy memory represents host memory
+(`torch.from_numpy`), `.to(device)` copies it, and torch.compile is off. Branches on `device.type`, streams and events
+are not checked. With `Guard(replay=True)` calls after the recording run the tape instead of the function, and
+`is_cuda` is unchanged: a training must then give the same numbers as without a guard.
 """
 
 import bisect
@@ -47,33 +47,33 @@ from shoal.core import graph
 from shoal.core.launch import CpuLaunch, Plan
 
 EXCEPTIONS = {
-    ("shoal/core/spaces.py", "check_range"): "actions from outside are checked for their range on a CPU only",
+    ("shoal/core/spaces.py", "check_range"): "the range of actions is checked only on a CPU",
 }
-"""File and function that may read values on the host, and why. On a GPU they do not run inside of a graph."""
+"""File and function that may read values on the host -> reason. On a GPU they do not run inside a graph."""
 
 READS = """item tolist numpy __array__ __bool__ __float__ __int__ __index__ __complex__ __contains__ __repr__ __str__
 __format__ __reduce_ex__ __dlpack__ is_nonzero equal allclose nonzero argwhere unique masked_select""".split()
-"""Functions of torch that read values on the host, whatever operation they are made of."""
+"""Functions of torch that read values on the host."""
 
 PYTHON_DATA = "tensor as_tensor asarray new_tensor from_numpy frombuffer lift_fresh".split()
 
 FACTORIES = "zeros ones full empty arange linspace logspace eye rand randn randint randperm scalar_tensor tril_indices"
 FACTORIES = {getattr(torch, name) for name in FACTORIES.split()}
-"""Functions that make a tensor on the CPU by default."""
+"""Functions that create a tensor on the CPU by default."""
 
 LIBRARIES = tuple(str(Path(str(module.__file__)).parent) + os.sep for module in (torch, wp, np))
 OUTSIDE = (*LIBRARIES, __file__, contextlib.__file__, str(graph.__file__), "<")
-"""Files and folders whose code is not what a finding is about."""
+"""Files and folders whose frames a finding skips."""
 
 LIFT = torch.ops.aten.lift_fresh.default
-"""What torch calls with a tensor that it has made from Python data."""
+"""The operation that torch calls with a tensor that it has created from Python data."""
 
 ROOT = str(Path(__file__).resolve().parent.parent) + os.sep
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that a recording would refuse or freeze."""
+    """One thing that a recording would refuse or freeze, and its file and line."""
 
     kind: str
     place: str
@@ -84,13 +84,13 @@ class Finding:
         return f"{self.place}: {self.kind}: {self.text}"
 
 
-class Where(NamedTuple):
-    """Where the memory of an argument is, and how it is laid out."""
+class Location(NamedTuple):
+    """Address and layout of an argument."""
 
     own: int | None
-    """Number of the memory among what was made inside the region; None: it was there before."""
+    """Number of the allocation inside the region; None: allocated before."""
     address: int
-    """In bytes; from the beginning of the memory if it was made inside."""
+    """In bytes; for an allocation inside the region, from its start."""
     layout: tuple
     name: str = ""
 
@@ -100,13 +100,13 @@ class Entry(NamedTuple):
 
     name: str
     values: tuple[tuple[str, Any], ...]
-    """Python values that are arguments, by name."""
-    tensors: tuple[Where, ...]
+    """Python values among the arguments, by name."""
+    tensors: tuple[Location, ...]
     place: str
 
 
 class Guard:
-    """Guards every `Graphed` that is made while it lasts."""
+    """Guards every `Graphed` that is created in its context."""
 
     def __init__(self, replay: bool = False):
         self.replay = replay
@@ -135,9 +135,9 @@ class Guard:
                 wp,
                 "zeros ones full empty zeros_like empty_like clone",
                 "moved address",
-                "allocates memory of Warp",
+                "allocates memory in Warp",
             ),
-            (wp, "from_numpy copy", "move", "copies on a stream of Warp's own"),
+            (wp, "from_numpy copy", "move", "copies on Warp's stream"),
             (torch, "to_dlpack", "host read", "gives a tensor to code that no recording sees"),
             (torch.utils.dlpack, "to_dlpack", "host read", "gives a tensor to code that no recording sees"),
         ):
@@ -161,14 +161,14 @@ class Guard:
 
     @property
     def region(self) -> "Region | None":
-        """The region that this thread is in."""
+        """The region that this thread runs."""
         return getattr(self._here, "region", None)
 
     @contextlib.contextmanager
     def inside(self, region: "Region") -> Iterator[None]:
-        """This thread runs a region."""
+        """Run a region in this thread."""
         if self.region is not None:
-            self.find("frozen value", "a graph is recorded inside of another one")
+            self.find("frozen value", "a graph is recorded inside another graph")
         before, self._here.region = self.region, region
         try:
             yield
@@ -176,22 +176,22 @@ class Guard:
             self._here.region = before
 
     def find(self, kind: str, text: str, place: str | None = None) -> None:
-        """Note a finding, once per kind and line."""
+        """Add a finding, once per kind and line."""
         found = Finding(kind, place or _place(), text)
         if not any((other.kind, other.place) == (found.kind, found.place) for other in self.findings):
             self.findings.append(found)
 
     def refuse(self, kind: str, text: str) -> None:
-        """Note what a recording would refuse, if one is made now and the code is no exception."""
+        """Add a finding if this is a recording and the code is no exception."""
         if self.region is not None and self.region.strict and not _excepted():
             self.find(kind, text)
 
     def is_host(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor stands for memory of the host."""
+        """Whether a tensor represents host memory."""
         reference = self._host.get(tensor.untyped_storage()._cdata)
         return reference is not None and not reference.expired()
 
-    # --- what is put in the place of functions -----------------------------------------------------------------------
+    # --- replacements of functions -----------------------------------------------------------------------------------
 
     def _guarded(self, function: Callable[[], None]) -> Callable[[], None]:
         self.regions.append(Region(self, function))
@@ -211,14 +211,14 @@ class Guard:
 
     def _pool_map(self, original: Callable) -> Callable:
         def call(pool: ThreadPoolExecutor, function: Callable, *given: Any, **named: Any) -> Any:
-            # Threads share out work on a CPU alone, and a region is seen in one thread.
+            # Only a CPU splits work between threads, and a region is tracked in one thread.
             return original(pool, function, *given, **named) if self.region is None else map(function, *given)
 
         return call
 
     def _from_numpy(self, original: Callable) -> Callable:
         def call(array: np.ndarray) -> torch.Tensor:
-            self.refuse("Python data", "torch.from_numpy makes a tensor on the host")
+            self.refuse("Python data", "torch.from_numpy creates a tensor on the host")
             made = original(array)
             self._host = {key: ref for key, ref in self._host.items() if not ref.expired()}
             self._host[made.untyped_storage()._cdata] = StorageWeakRef(made.untyped_storage())
@@ -246,7 +246,7 @@ class Guard:
             region = self.region
             if region is not None and not named.get("record_cmd"):
                 if "stream" not in named:
-                    self.refuse("move", f"kernel {kernel.key} runs on a stream of Warp's own; give stream=")
+                    self.refuse("move", f"kernel {kernel.key} runs on Warp's stream; give stream=")
                 with torch._C.DisableTorchFunction():
                     region.direct_launch(kernel, dim, inputs, lambda: original(kernel, dim, inputs, *given, **named))
             return original(kernel, dim, inputs, *given, **named)
@@ -279,23 +279,23 @@ class Region:
         self.place = f"{_short(code.co_filename)}:{code.co_firstlineno}"
         self._operations, self._functions = _Operations(self), _Functions(self)
         self._kept: list[Any] = []
-        """What a recording reads or calls: kept alive, so that nothing else gets its addresses."""
+        """Objects of the recording, kept alive so that their addresses are not reused."""
         self._steps: list[Callable[[], Any]] = []
-        """What to do in place of the function, with `Guard(replay=True)`."""
+        """Calls that replace the function, with `Guard(replay=True)`."""
         self._begin()
 
     def _begin(self) -> None:
         self._next = 0
         self._differs = False
         self._own: dict[int, int] = {}
-        """Memory made in this call: torch's number of the storage -> place in the order of making."""
+        """Allocations of this call: torch's number of the storage -> index of the allocation."""
         self._storages: list[Any] = []
         self._ranges: list[tuple[int, int, int]] = []
-        """First and last address of that memory, and its place, in order."""
+        """First and last address of each allocation, and its index, sorted."""
 
     @property
     def strict(self) -> bool:
-        """Whether it would be recorded now, or has been."""
+        """Whether it is recorded now or has been."""
         return self.calls > graph.WARM_UP_CALLS
 
     @property
@@ -314,7 +314,7 @@ class Region:
             self.function()
         if self.strict and not self.recording and not self._differs and self._next < len(self.tape):
             rest = self.tape[self._next]
-            self.guard.find("frozen value", f"{rest.name} was recorded, and is not called any more", rest.place)
+            self.guard.find("frozen value", f"{rest.name} was recorded, but is no longer called", rest.place)
         if not (self.recording and self.guard.replay):
             self._begin()
 
@@ -325,7 +325,7 @@ class Region:
 
     # --- the tape ----------------------------------------------------------------------------------------------------
 
-    def _note(self, name: str, values: tuple, tensors: tuple[Where, ...]) -> None:
+    def _note(self, name: str, values: tuple, tensors: tuple[Location, ...]) -> None:
         if not self.strict or self._differs:
             return
         if self.recording:
@@ -339,7 +339,7 @@ class Region:
         if (values, tensors) != (then.values, then.tensors) and name == then.name and _excepted():
             return
         if name != then.name:
-            text = f"{name} is called, where {then.name} was recorded at {then.place}: a graph goes the same way always"
+            text = f"{name} is called, but {then.name} was recorded at {then.place}: a graph cannot branch"
             self._differ("frozen value", text)
         elif values != then.values:
             pairs = zip(values, then.values, strict=False)
@@ -354,34 +354,36 @@ class Region:
             if now.layout != old.layout:
                 self._differ("frozen value", f"{what} is {now.layout}, but {old.layout} was recorded")
             else:
-                text = f"{what} is not where it was when recorded; a graph keeps the old address: update it in place"
+                text = (
+                    f"{what} has another address than in the recording; a graph keeps the old one: update it in place"
+                )
                 self._differ("moved address", text)
 
     def _differ(self, kind: str, text: str) -> None:
-        """Note the first difference of a call; what follows on it cannot be compared."""
+        """Add the first difference of a call; the rest of the call is not comparable."""
         self._differs = True
         self.guard.find(kind, text)
 
-    def where(self, tensor: torch.Tensor, name: str = "") -> Where:
-        """Where a tensor is."""
+    def locate(self, tensor: torch.Tensor, name: str = "") -> Location:
+        """Address and layout of a tensor."""
         storage = tensor.untyped_storage()
         layout = (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tuple(tensor.stride()))
         own = self._own.get(storage._cdata)
         if own is not None:
-            return Where(own, tensor.storage_offset() * tensor.element_size(), layout, name)
+            return Location(own, tensor.storage_offset() * tensor.element_size(), layout, name)
         if self.recording:
             self._kept.append(storage)
-        return Where(None, tensor.data_ptr(), layout, name)
+        return Location(None, tensor.data_ptr(), layout, name)
 
-    def _where_address(self, address: int, layout: tuple, name: str) -> Where:
+    def _locate_address(self, address: int, layout: tuple, name: str) -> Location:
         place = bisect.bisect_right(self._ranges, (address, sys.maxsize, 0)) - 1
         if place >= 0 and address < self._ranges[place][1]:
             start, _, own = self._ranges[place]
-            return Where(own, address - start, layout, name)
-        return Where(None, address, layout, name)
+            return Location(own, address - start, layout, name)
+        return Location(None, address, layout, name)
 
-    def made(self, tensor: torch.Tensor) -> None:
-        """A tensor was made inside."""
+    def add_allocation(self, tensor: torch.Tensor) -> None:
+        """Add a tensor that was allocated inside."""
         storage = tensor.untyped_storage()
         self._own[storage._cdata] = len(self._own)
         self._storages.append(storage)
@@ -391,21 +393,21 @@ class Region:
     # --- operations and launches -------------------------------------------------------------------------------------
 
     def operation(self, function: Any, given: tuple, named: dict[str, Any]) -> Any:
-        """Check, note and run one operation of torch."""
+        """Check, record and run one operation of torch."""
         tensors = list(_tensors((given, named)))
         if self.strict:
             self._check(function, given, named, tensors)
             if function is LIFT:
-                self.made(tensors[0])
+                self.add_allocation(tensors[0])
             else:
-                self._note(_name(function), _values(given, named), tuple(self.where(tensor) for tensor in tensors))
+                self._note(_name(function), _values(given, named), tuple(self.locate(tensor) for tensor in tensors))
         result = function(*given, **named)
         known = {tensor.untyped_storage()._cdata for tensor in tensors}
         fresh = []
         for tensor in _tensors(result):
             key = tensor.untyped_storage()._cdata
             if key not in known and key not in self._own:
-                self.made(tensor)
+                self.add_allocation(tensor)
                 fresh.append(tensor)
         if self.recording and self.guard.replay and not function.is_view:
             self._steps.append(lambda: _repeat(function, given, named, fresh, result))
@@ -421,16 +423,16 @@ class Region:
         elif torch.Tag.data_dependent_output in function.tags or torch.Tag.dynamic_output_shape in function.tags:
             refuse("host read", f"{name} reads values on the host; keep them on the device")
         elif function is LIFT and not self._functions.assigns_number:
-            refuse("Python data", "a tensor is made from Python data: a copy from the host; make it beforehand")
+            refuse("Python data", "a tensor is created from Python data: a copy from the host; create it beforehand")
         host = [self.guard.is_host(tensor) for tensor in tensors]
         if any(host) and not function.is_view:
             if not name.startswith("copy_") or all(host):
-                refuse("move", f"{name} works on memory of the host; copy it to the device first")
+                refuse("move", f"{name} reads or writes host memory; copy it to the device first")
             elif not (len(given) > 2 and given[2]) and not named.get("non_blocking"):
                 refuse("move", "a copy between host and device waits for it; give non_blocking=True")
 
     def launches(self, launches: list[CpuLaunch], run: Callable[[], None]) -> None:
-        """Note launches of a plan."""
+        """Record the launches of a plan."""
         if self.strict:
             for launch in launches:
                 self._note_launch(launch)
@@ -443,17 +445,17 @@ class Region:
         names = [argument.label for argument in kernel.adj.args]
         size = tuple(launch._bounds._obj.shape)
         values: list[tuple[str, Any]] = [("size", size)]
-        tensors: list[Where] = []
+        tensors: list[Location] = []
         for name, (key, _) in zip(names, packed._fields_, strict=False):
             self._unpack(name, getattr(packed, key), values, tensors)
         self._note(f"kernel {kernel.key}", tuple(values), tuple(tensors))
 
-    def _unpack(self, name: str, value: Any, values: list, tensors: list[Where]) -> None:
+    def _unpack(self, name: str, value: Any, values: list, tensors: list[Location]) -> None:
         """Python values and arrays of one argument of a kernel."""
         if type(value).__name__ == "array_t":
             dims = value.ndim
             layout = ("array", tuple(value.shape[:dims]), tuple(value.strides[:dims]))
-            tensors.append(self._where_address(value.data, layout, name))
+            tensors.append(self._locate_address(value.data, layout, name))
         elif isinstance(value, ctypes.Structure):
             for part, *_ in value._fields_:
                 self._unpack(f"{name}.{part}", getattr(value, part), values, tensors)
@@ -463,15 +465,15 @@ class Region:
             values.append((name, _value(getattr(value, "value", value))))
 
     def direct_launch(self, kernel: Any, dim: Any, inputs: Any, run: Callable[[], None]) -> None:
-        """Note a launch that is in no plan."""
+        """Record a launch outside of plans."""
         values: list[tuple[str, Any]] = [("size", _value(dim))]
-        tensors: list[Where] = []
+        tensors: list[Location] = []
         for argument, value in zip(kernel.adj.args, inputs, strict=False):
             if isinstance(value, wp.array):
                 layout = ("array", tuple(value.shape), tuple(value.strides))
-                tensors.append(self._where_address(value.ptr or 0, layout, argument.label))
+                tensors.append(self._locate_address(value.ptr or 0, layout, argument.label))
             elif isinstance(value, torch.Tensor):
-                tensors.append(self.where(value, argument.label))
+                tensors.append(self.locate(value, argument.label))
             else:
                 values.append((argument.label, _value(value)))
         self._note(f"kernel {kernel.key}", tuple(values), tuple(tensors))
@@ -480,12 +482,12 @@ class Region:
             self._steps.append(run)
 
     def address_read(self, tensor: torch.Tensor) -> None:
-        """Note that Python looks at a tensor's address, to find the launches that are bound to it."""
-        self._note("data_ptr", (), (self.where(tensor),))
+        """Record that Python reads a tensor's address."""
+        self._note("data_ptr", (), (self.locate(tensor),))
 
 
 class _Operations(TorchDispatchMode):
-    """Sees every operation of torch, those of backward passes included."""
+    """Intercepts every operation of torch, also in backward passes."""
 
     def __init__(self, region: Region):
         super().__init__()
@@ -497,7 +499,7 @@ class _Operations(TorchDispatchMode):
 
 
 class _Functions(TorchFunctionMode):
-    """Sees what is no operation: reading through Python's protocols, devices, addresses."""
+    """Intercepts calls that are no operations: reads through Python's protocols, devices, addresses."""
 
     def __init__(self, region: Region):
         super().__init__()
@@ -515,7 +517,7 @@ class _Functions(TorchFunctionMode):
         if self.region.strict:
             self._check(func, name, args, named)
         result = func(*args, **named) if name != "__setitem__" else self._assign(*args)
-        if name == "data_ptr" and not _called_by_library():  # what Warp asks for shows in its launches
+        if name == "data_ptr" and not _called_by_library():  # Warp's own reads appear in its launches
             self.region.address_read(args[0])
         return result
 
@@ -534,25 +536,27 @@ class _Functions(TorchFunctionMode):
         if name in READS:
             refuse("host read", f"{name} reads values on the host; keep them on the device")
         elif name in PYTHON_DATA and not (args and isinstance(args[0], torch.Tensor) and name.startswith("as")):
-            refuse("Python data", f"{name} makes a tensor from Python data: a copy from the host; make it beforehand")
+            refuse(
+                "Python data", f"{name} creates a tensor from Python data: a copy from the host; create it beforehand"
+            )
         elif name in ("cpu", "cuda", "pin_memory"):
             refuse("move", f"{name} moves a tensor to another device")
         elif named.get("pin_memory"):
-            refuse("move", f"{name} makes a tensor in pinned memory of the host")
+            refuse("move", f"{name} creates a tensor in pinned host memory")
         elif func in FACTORIES and named.get("device") is None and named.get("out") is None:
-            refuse("move", f"torch.{name} makes a tensor on the CPU; give device=")
+            refuse("move", f"torch.{name} creates a tensor on the CPU; give device=")
         elif any(isinstance(value, str) and value.partition(":")[0] in ("cpu", "cuda") for value in given):
-            refuse("move", f"{name} names a device of its own; give that of the tensors")
+            refuse("move", f"{name} names a device; give that of the tensors")
 
 
 def _repeat(function: Any, given: tuple, named: dict[str, Any], fresh: list[torch.Tensor], result: Any) -> None:
-    """Run an operation of a tape again; what it makes goes to the memory that it made when it was recorded."""
+    """Run an operation of a tape again; its results go to the memory of the recording."""
     again = function(*given, **named)
     for old, new in zip(_tensors(result), _tensors(again), strict=True):
         if any(old is tensor for tensor in fresh):
             old.copy_(new)
     for part in again if isinstance(again, tuple) else ():
-        if isinstance(part, torch.ScriptObject):  # a sum over processes is under way
+        if isinstance(part, torch.ScriptObject):  # a sum over processes in progress
             Work.unbox(part).wait()
 
 
@@ -572,7 +576,7 @@ def _values(given: tuple, named: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
 
 
 def _value(value: Any) -> Any:
-    """A Python value in a form that can be compared; of objects only the type counts."""
+    """A Python value in a comparable form; for objects, the name of the type."""
     if isinstance(value, (list, tuple)):
         return tuple(_value(part) for part in value)
     if isinstance(value, float):
@@ -599,7 +603,7 @@ def _short(file: str) -> str:
 
 
 def _frames() -> Iterator[Any]:
-    """The frames of code that is not torch's, Warp's or the guard's, innermost first."""
+    """The frames of code outside torch, Warp and the guard, innermost first."""
     frame = sys._getframe(1)
     while frame is not None:
         if not frame.f_code.co_filename.startswith(OUTSIDE):
@@ -608,7 +612,7 @@ def _frames() -> Iterator[Any]:
 
 
 def _place() -> str:
-    """File and line of the code that a finding is about."""
+    """File and line of a finding."""
     for frame in _frames():
         return f"{_short(frame.f_code.co_filename)}:{frame.f_lineno}"
     return "unknown"
@@ -619,7 +623,7 @@ def _excepted() -> bool:
 
 
 def _called_by_library() -> bool:
-    """Whether torch or Warp itself has called what the guard has put into the place of a function."""
+    """Whether torch or Warp called a function that the guard replaces."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back

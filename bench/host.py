@@ -4,7 +4,7 @@
     python bench/host.py --only stepping    stepping with random actions
     python bench/host.py --only atari       ale-py's vector env, called directly and through Shoal
     python bench/host.py --only training    PPO end to end against Stable-Baselines3
-    python bench/host.py --only device      with a GPU: acting and learning, and what the CPU steps alone
+    python bench/host.py --only device      with a GPU: acting, learning, and stepping alone
     python bench/host.py --only appo        with a GPU: APPO by envs, rollout length and env slices
     python bench/host.py --out bench/results/host_2_cores.jsonl
 
@@ -21,7 +21,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
-from peers import take_turns  # and with it Shoal, before torch: see shoal/__init__.py
+from peers import alternating_rates  # imports Shoal before torch: see shoal/__init__.py
 
 from shoal.core.launch import cpu_threads
 from shoal.core.world_loading import world_class
@@ -50,7 +50,7 @@ def stable_baselines_stepper(name, envs):
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.vec_env import SubprocVecEnv
 
-    # Forked, its processes start in a second instead of minutes; their speed is the same.
+    # With fork, its processes start in a second instead of minutes, at the same speed.
     vector = make_vec_env(name, n_envs=envs, vec_env_cls=SubprocVecEnv, vec_env_kwargs=dict(start_method="fork"))
     vector.reset()
     actions = _actions(vector.action_space.n, envs)
@@ -58,7 +58,7 @@ def stable_baselines_stepper(name, envs):
 
 
 def _stepper(step, actions, envs):
-    """A call to time, and its number of env steps."""
+    """A function to time, and its number of env steps."""
 
     def call():
         for action in actions:
@@ -68,7 +68,7 @@ def _stepper(step, actions, envs):
 
 
 def _actions(choices, envs):
-    """Actions [STEPS, envs], the same for all peers, since the length of games depends on them."""
+    """Actions [STEPS, envs], equal for all peers, since the length of games depends on them."""
     return list(np.random.default_rng(0).integers(0, choices, (STEPS, envs)))
 
 
@@ -110,7 +110,7 @@ def stepping(seconds):
         }
         if name == "CartPole-v1":
             contestants["shoal, native batch"] = shoal_stepper(f"gym:{name}", ENVS, vec_backend="native")
-        rates = take_turns(contestants, seconds)
+        rates = alternating_rates(contestants, seconds)
         peers = ("SyncVectorEnv", "AsyncVectorEnv", "SubprocVecEnv")
         rows += rows_of("stepping", f"{name}, {ENVS} envs", rates, [("shoal", peer) for peer in peers])
     return rows
@@ -123,18 +123,18 @@ def atari(seconds):
             "ale-py": ale_stepper(game, ENVS, cpu_threads()),
             "shoal": shoal_stepper(f"ale:{game}", ENVS, terminal_on_life_loss=False),
         }
-        rates = take_turns(contestants, seconds)
+        rates = alternating_rates(contestants, seconds)
         rows += rows_of("atari", f"{game}, {ENVS} envs", rates, [("shoal", "ale-py")])
     return rows
 
 
-def stable_baselines(name, envs, rollout, num_minibatches, epochs, atari):
+def stable_baselines(name, envs, rollout_steps, num_minibatches, epochs, atari):
     import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_atari_env, make_vec_env
     from stable_baselines3.common.vec_env import SubprocVecEnv, VecFrameStack
 
-    samples = envs * rollout
+    samples = envs * rollout_steps
     if atari:
         import ale_py  # noqa: F401  (registers the games)
 
@@ -143,13 +143,13 @@ def stable_baselines(name, envs, rollout, num_minibatches, epochs, atari):
         vector = VecFrameStack(vector, 4)
         policy, network = "CnnPolicy", {}
     else:
-        vector = make_vec_env(name, n_envs=envs)  # in this process, which is fastest for light envs
+        vector = make_vec_env(name, n_envs=envs)  # in this process, the fastest for cheap envs
         policy = "MlpPolicy"
         network = dict(net_arch=dict(pi=[64, 64], vf=[64, 64]), activation_fn=torch.nn.Tanh)
     model = PPO(
         policy,
         vector,
-        n_steps=rollout,
+        n_steps=rollout_steps,
         batch_size=samples // num_minibatches,
         n_epochs=epochs,
         policy_kwargs=network,
@@ -159,12 +159,12 @@ def stable_baselines(name, envs, rollout, num_minibatches, epochs, atari):
     return (lambda: model.learn(samples, reset_num_timesteps=False)), samples
 
 
-def shoal_trainer(name, envs, rollout, num_minibatches, epochs, **settings):
+def shoal_trainer(name, envs, rollout_steps, num_minibatches, epochs, **settings):
     job = make_job(
         name,
         device="cpu",
         num_envs=envs,
-        rollout=rollout,
+        rollout_steps=rollout_steps,
         num_minibatches=num_minibatches,
         epochs=epochs,
         total_steps=1e9,
@@ -173,7 +173,7 @@ def shoal_trainer(name, envs, rollout, num_minibatches, epochs, **settings):
     trainer = Trainer(job)
     for _ in range(2):
         trainer.iterate()
-    return trainer.iterate, envs * rollout
+    return trainer.iterate, envs * rollout_steps
 
 
 def training(seconds):
@@ -184,20 +184,20 @@ def training(seconds):
         "stable-baselines3": stable_baselines("LunarLander-v3", atari=False, **lander),
         "shoal": shoal_trainer("gym:LunarLander-v3", compile="on", **plain, **lander),
     }
-    rates = take_turns(contestants, seconds)
+    rates = alternating_rates(contestants, seconds)
     rows += rows_of("training", "LunarLander-v3, 16 envs, PPO", rates, [("shoal", "stable-baselines3")])
     pong = dict(envs=16, rollout_steps=64, num_minibatches=4, epochs=4)
     contestants = {
         "stable-baselines3": stable_baselines("PongNoFrameskip-v4", atari=True, **pong),
         "shoal": shoal_trainer("ale:pong", compile="on", **pong),
     }
-    rates = take_turns(contestants, seconds)
+    rates = alternating_rates(contestants, seconds)
     rows += rows_of("training", "Pong, 16 envs, PPO", rates, [("shoal", "stable-baselines3")])
     return rows
 
 
 def device(seconds):
-    """On a machine with a GPU: env steps/s with acting and learning by schedule, and of the CPU alone."""
+    """With a GPU: env steps/s of rollouts and training by schedule, and of stepping alone."""
     calls, trainers = {"ale-py alone": ale_stepper("pong", ENVS, cpu_threads())}, []
     for schedule in ("lockstep", "alternating", "first-come"):
         job = make_job("ale:pong", num_envs=ENVS, total_steps=1e9, world_config=dict(schedule=schedule))
@@ -208,7 +208,7 @@ def device(seconds):
         calls[f"rollouts, {schedule}"] = (trainer.collect, steps)
         calls[f"PPO, {schedule}"] = (trainer.iterate, steps)
     contestants = {name: (Busy(call), steps) for name, (call, steps) in calls.items()}
-    rates = take_turns(contestants, seconds)
+    rates = alternating_rates(contestants, seconds)
     peers = [(name, "ale-py alone") for name in contestants if name != "ale-py alone"]
     rows = rows_of("device", f"pong, {ENVS} envs", rates, [*peers, ("PPO, alternating", "PPO, lockstep")])
     for row in rows:
@@ -220,7 +220,7 @@ def device(seconds):
 
 
 def appo(seconds):
-    """On a machine with a GPU: env steps/s of APPO, and the fraction of the cores it uses."""
+    """With a GPU: env steps/s of APPO, and the fraction of the cores in use."""
     rows = []
     for envs, rollout, slices in ((256, 16, 2), (512, 16, 2), (512, 16, 3)):
         with ProcessPoolExecutor(1, get_context("spawn")) as fresh:
@@ -229,12 +229,12 @@ def appo(seconds):
 
 
 def appo_row(envs, rollout, slices, seconds):
-    """Measured in a separate process, without threads and memory of other trainings."""
+    """Measure one setting in a separate process, without threads and memory of other trainings."""
     job = make_job(
         "ale:pong",
         algo="appo",
         num_envs=envs,
-        rollout=rollout,
+        rollout_steps=rollout,
         num_minibatches=envs * rollout // 512,
         total_steps=1e9,
         world_config=dict(num_env_slices=slices),
@@ -275,7 +275,7 @@ class Busy:
         self.wall += time.perf_counter() - wall
 
     def share(self):
-        """CPU time of this process in all calls, as a fraction of the time of all cores."""
+        """CPU time of this process in all calls, as a fraction of all cores' time."""
         return round(self.cpu / self.wall / cpu_threads(), 3)
 
 

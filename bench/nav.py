@@ -3,7 +3,7 @@
 python bench/nav.py                          rows of the table, one JSON line each
 python bench/nav.py depth_1024 rgb_1024      some of them
 python bench/nav.py --compare --frames 16e6  Lamb and Adam at 1,024 and 8,192 envs, equal frames
-python bench/nav.py --compare --frames 16e6 --envs 8192 --num-minibatches 32   with as many updates as with 1,024 envs
+python bench/nav.py --compare --frames 16e6 --envs 8192 --num-minibatches 32   as many updates as with 1,024 envs
 python bench/nav.py --out bench/results/nav_h200.jsonl
 """
 
@@ -45,14 +45,14 @@ COMPARED = {
     "lamb": dict(optimizer="lamb", lr=5e-4, lr_scale="sqrt", lr_batch=256),
     "adam": dict(optimizer="adam", lr=6e-4, lr_scale="sqrt", lr_batch=8192),
 }
-"""Learning rates for mini-batches of `lr_batch` samples, scaled from there: the paper's for Lamb, Shoal's for Adam.
+"""Learning rates for mini-batches of `lr_batch` samples, then scaled: the paper's for Lamb, Shoal's for Adam.
 Both use two epochs of four mini-batches, not the paper's one of two: with one epoch of four, Lamb with 1,024 envs
 reached one goal in fifty after 10 million frames."""
 CURVE = ("rollout/success", "rollout/spl", "rollout/soft_spl", "rollout/ep_rew_mean")
 
 
 def stepping(world: World, actions: torch.Tensor, seconds: float) -> float:
-    """Seconds per step of all envs with recorded actions, no policy."""
+    """Seconds per step of all envs with recorded actions, without a policy."""
     out = world.outputs
 
     def play() -> None:
@@ -69,7 +69,7 @@ def measure_row(name: str, device: str, warm: float, seconds: float) -> dict:
     trainer = Trainer(job)
     trainer.iterate()
     began = time.perf_counter()
-    while time.perf_counter() - began < warm:  # until the policy walks, instead of stopping at every fourth step
+    while time.perf_counter() - began < warm:  # an untrained policy stops at every fourth step
         trainer.iterate()
         torch.cuda.synchronize()
     trained = trainer.steps
@@ -151,11 +151,11 @@ def learn_row(name: str, job: Job, points: int = 20) -> dict:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rows", nargs="*", help=f"which rows (default: all): {', '.join(ROWS)}")
-    parser.add_argument("--compare", action="store_true", help="Lamb and Adam instead")
-    parser.add_argument("--frames", type=float, default=10e6, help="frames of each training that is compared")
-    parser.add_argument("--envs", type=int, nargs="+", default=[1024, 8192], help="env counts that are compared")
-    parser.add_argument("--num-minibatches", type=int, default=4, help="of each epoch of those trainings")
+    parser.add_argument("rows", nargs="*", help=f"names of rows (default: all): {', '.join(ROWS)}")
+    parser.add_argument("--compare", action="store_true", help="compare Lamb and Adam")
+    parser.add_argument("--frames", type=float, default=10e6, help="frames of each compared training")
+    parser.add_argument("--envs", type=int, nargs="+", default=[1024, 8192], help="compared numbers of envs")
+    parser.add_argument("--num-minibatches", type=int, default=4, help="mini-batches per epoch of compared trainings")
     parser.add_argument("--warm", type=float, default=20.0, help="seconds of training before a row is measured")
     parser.add_argument("--seconds", type=float, default=4.0, help="time per figure")
     parser.add_argument("--device", default="cuda")

@@ -1,14 +1,14 @@
-"""Shoal beside Gymnasium and Stable-Baselines3 on cart-pole, in one run, with ratios.
+"""Shoal against Gymnasium and Stable-Baselines3 on cart-pole, in one run, with ratios.
 
     python bench/peers.py                 everything, about three minutes on two cores
     python bench/peers.py --only stepping
     python bench/peers.py --only dqn      Q-learning: rates, and env steps until the score is 475; six minutes more
     python bench/peers.py --out bench/results/peers_2_cores.jsonl
 
-Timings vary from run to run; peers take turns in short slices and the medians are compared. End to end, both sides use
+Timings vary between runs, so peers alternate for short times and medians are compared. End to end, both sides use
 the same network (two tanh layers of 64, separate for policy and value), 4 epochs and the same mini-batch size. In
-Q-learning both draw 8 samples from the replay for each env step; Stable-Baselines3's other settings are those tuned for
-it in RL Baselines3 Zoo, Shoal's are its own for this world.
+Q-learning both draw 8 samples from the replay per env step; the other settings are those of RL Baselines3 Zoo for
+Stable-Baselines3, and the world's preset for Shoal.
 """
 
 import argparse
@@ -28,19 +28,19 @@ from shoal.training.trainer import Trainer
 
 SLICES = 7
 DRAWN = 8
-"""Samples that Q-learners draw for each env step."""
+"""Samples that Q-learners draw per env step."""
 
 SOLVED = 475
-CHECKED = 2_560
+EVAL_INTERVAL = 2_560
 """Env steps between two evaluations."""
 
-MOST_STEPS = 200 * 1_024
+MAX_STEPS = 200 * 1_024
 STEPS = 64
-"""Steps that Shoal's threads take between two meetings."""
+"""Steps of Shoal's threads between two barriers."""
 
 
 def rate(call, steps, seconds):
-    """Env steps per second of `call`, which makes `steps`, over about `seconds`."""
+    """Env steps per second of `call`, which takes `steps` env steps, over about `seconds`."""
     start, done = time.perf_counter(), 0
     while time.perf_counter() - start < seconds:
         call()
@@ -75,8 +75,8 @@ def shoal_stepper(envs):
     return call, STEPS * envs
 
 
-def take_turns(contestants, seconds):
-    """Median rate of each contestant; they take turns, so that a slow minute of the machine hits all of them."""
+def alternating_rates(contestants, seconds):
+    """Median rate of each contestant. They alternate, so that other load on the machine affects all."""
     for call, _ in contestants.values():
         call()
     rates = {name: [] for name in contestants}
@@ -92,7 +92,7 @@ def stepping(seconds):
         contestants[f"gymnasium NumPy vector, {envs} envs"] = gymnasium_stepper("vector_entry_point", envs)
     for envs in (32_768, 65_536, 131_072):
         contestants[f"shoal, {envs} envs"] = shoal_stepper(envs)
-    rates = take_turns(contestants, seconds)
+    rates = alternating_rates(contestants, seconds)
     best = {kind: max(v for k, v in rates.items() if kind in k) for kind in ("Sync", "NumPy", "shoal")}
     rows = [dict(bench="stepping", peer=name, steps_per_second=round(value)) for name, value in rates.items()]
     rows.append(dict(bench="stepping", ratio="shoal / SyncVectorEnv", value=round(best["shoal"] / best["Sync"], 1)))
@@ -123,7 +123,9 @@ def stable_baselines(samples, minibatch):
 def shoal_trainer(envs, rollout, num_minibatches):
     settings = dict(hidden=(64, 64), activation="tanh", shared_encoder=False, epochs=4, num_minibatches=num_minibatches)
     settings["normalize_reward"] = False  # as in Stable-Baselines3
-    job = make_job("cartpole", device="cpu", num_envs=envs, rollout=rollout, total_steps=1e9, compile="on", **settings)
+    job = make_job(
+        "cartpole", device="cpu", num_envs=envs, rollout_steps=rollout, total_steps=1e9, compile="on", **settings
+    )
     trainer = Trainer(job)
     for _ in range(3):
         trainer.iterate()
@@ -138,7 +140,7 @@ def training(seconds):
         "shoal PPO, 512 envs": shoal_trainer(512, samples // 512, num_minibatches),
         "shoal PPO, 1024 envs": shoal_trainer(1024, samples // 1024, num_minibatches),
     }
-    rates = take_turns(contestants, seconds)
+    rates = alternating_rates(contestants, seconds)
     rows = [
         dict(bench="training", peer=name, steps_per_second=round(value), epochs=4, minibatch=minibatch)
         for name, value in rates.items()
@@ -150,7 +152,7 @@ def training(seconds):
 
 
 def stable_baselines_dqn(seed):
-    """A model with the settings of RL Baselines3 Zoo, but for the network and the number of samples drawn."""
+    """A model with the settings of RL Baselines3 Zoo, except the network and the number of samples."""
     import torch
     from stable_baselines3 import DQN
 
@@ -173,20 +175,20 @@ def stable_baselines_dqn(seed):
     )
 
 
-def shoal_dqn(seed, steps=MOST_STEPS):
+def shoal_dqn(seed, steps=MAX_STEPS):
     settings = dict(hidden=(64, 64), activation="tanh", replay_ratio=float(DRAWN), total_steps=steps, seed=seed)
     return Trainer(make_job("cartpole", algo="dqn", device="cpu", **settings))
 
 
 def solved_after(seed, peer):
-    """Env steps until 20 episodes, played without exploring at every `CHECKED` steps, have a mean of 475."""
+    """Env steps until 20 greedy episodes, played every `EVAL_INTERVAL` steps, have a mean of 475."""
     from stable_baselines3.common.callbacks import BaseCallback
 
     game = make_job("cartpole", device="cpu", num_envs=20)
     if peer == "shoal":
         trainer = shoal_dqn(seed)
-        for _ in range(MOST_STEPS // CHECKED):
-            goal = trainer.steps + CHECKED
+        for _ in range(MAX_STEPS // EVAL_INTERVAL):
+            goal = trainer.steps + EVAL_INTERVAL
             while trainer.steps < goal:
                 trainer.iterate()
             if evaluate(game, trainer.policies, 20).mean >= SOLVED:
@@ -199,12 +201,12 @@ def solved_after(seed, peer):
 
     class Check(BaseCallback):
         def _on_step(self):
-            if self.num_timesteps % CHECKED == 0:
+            if self.num_timesteps % EVAL_INTERVAL == 0:
                 mean, _ = evaluate_policy(self.model, self.model.get_env(), 20, warn=False)
                 found.extend([self.num_timesteps] if mean >= SOLVED else [])
             return not found
 
-    stable_baselines_dqn(seed).learn(MOST_STEPS, Check())
+    stable_baselines_dqn(seed).learn(MAX_STEPS, Check())
     return found[0] if found else None
 
 
@@ -218,7 +220,7 @@ def q_learning(seconds):
         "stable-baselines3 DQN": ((lambda: model.learn(1_024, reset_num_timesteps=False)), 1_024),
         "shoal DQN": (trainer.iterate, trainer.job.run.steps_per_iteration),
     }
-    rates = take_turns(contestants, seconds)
+    rates = alternating_rates(contestants, seconds)
     rows = [dict(bench="dqn", peer=name, steps_per_second=round(rate)) for name, rate in rates.items()]
     ratio = rates["shoal DQN"] / rates["stable-baselines3 DQN"]
     rows.append(dict(bench="dqn", ratio="shoal / stable-baselines3", value=round(ratio, 1)))
@@ -235,7 +237,7 @@ def q_learning(seconds):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=["stepping", "training", "dqn"])
-    parser.add_argument("--seconds", type=float, default=1.0, help="length of one slice")
+    parser.add_argument("--seconds", type=float, default=1.0, help="seconds per measurement")
     parser.add_argument("--out", type=Path, help="also write the JSON lines to this file")
     options = parser.parse_args()
     rows = []

@@ -3,14 +3,13 @@
     python bench/ratchet.py BASE                    all cells on the CPU: one line each, exit code 1 if any differs
     python bench/ratchet.py BASE --cells ppo dqn    some of them
     python bench/ratchet.py BASE --device cuda      also kernels per iteration and peak memory
-    python bench/ratchet.py BASE --workloads        only the workloads of bench/workloads.py, base and here in turns
-    python bench/ratchet.py --list                  the cells there are
+    python bench/ratchet.py BASE --workloads        only the workloads of bench/workloads.py, base and here alternately
+    python bench/ratchet.py --list                  list the cells
 
-A cell is a short training (world x algorithm x option) through the command line, with its own process and run folder.
-Compared are the SHA-256 of every tensor of its last checkpoint, and all metrics but times. BASE is a revision, which is
-read from git into a temporary folder, or a folder that holds one; kernels share Warp's cache. bench/ratchet_names.json
-lists what has been renamed since BASE: flags (new name: old name), and rules for the names of tensors and metrics
-(pattern for the old name, replacement).
+A cell is a short training (world x algorithm x option) through the command line, in a separate process and run folder.
+It compares the SHA-256 of every tensor of the last checkpoint and all metrics except times. BASE is a revision, copied
+from git to a temporary folder, or the folder of one; kernels share Warp's cache. bench/ratchet_names.json lists names
+that changed since BASE: flags (new name: old name), tensors and metrics (pattern of the old name, replacement).
 """
 
 import argparse
@@ -40,24 +39,24 @@ WORKLOADS = (
     "tag_grid_1000x2000",
     "tag_continuous_110x100",
 )
-TURNS = 3
-"""Times that each workload is measured at the base and here, in turns; the fastest counts."""
+REPEATS = 3
+"""Measurements of each workload at the base and here, alternately; the fastest counts."""
 SLOWER = 0.97
 """Smallest ratio of speeds that passes."""
 MINUTES = 10
-"""Longest time for one cell at one revision."""
+"""Maximum duration of one cell at one revision."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One short training. Flags are today's; `steps` are env steps of one iteration."""
+    """One short training, with flags of this revision; `steps` are env steps of one iteration."""
 
     world: str
     flags: str
     num_envs: int = 64
     rollout_steps: int = 16
     metrics: bool = True
-    """False: how many rows there are depends on threads."""
+    """False: the number of rows depends on threads."""
 
     def words(self, iterations: int, device: str, run_dir: Path) -> list[str]:
         steps = self.num_envs * self.rollout_steps * iterations
@@ -94,13 +93,13 @@ CELLS = {
 
 @dataclass
 class Names:
-    """What has been renamed since the base."""
+    """Names that changed since the base."""
 
     flags: dict[str, str] = field(default_factory=dict)
-    """A flag of today and its old name."""
+    """New name of a flag -> old name."""
     tensors: list[list[str]] = field(default_factory=list)
     metrics: list[list[str]] = field(default_factory=list)
-    """Patterns for old names, and their replacements."""
+    """Patterns of old names, and replacements."""
 
     def old_words(self, words: list[str]) -> list[str]:
         return [self.flags.get(word, word) for word in words]
@@ -108,17 +107,17 @@ class Names:
 
 @dataclass
 class Outcome:
-    """What one training left."""
+    """Results of one training."""
 
     tensors: dict[str, str]
     """SHA-256 by name."""
     metrics: list[dict[str, float]]
     device: dict[str, float]
-    """On a GPU: kernels and launches from the host per iteration, and peak memory [bytes]."""
+    """On a GPU: kernels and host launches per iteration, and peak memory [bytes]."""
 
 
 def checkout(revision: str, folder: Path) -> None:
-    """The tracked files of a revision, in a folder."""
+    """Copy the tracked files of a revision to a folder."""
     archive = subprocess.run(["git", "archive", "--format=tar", revision], cwd=ROOT, capture_output=True, check=False)
     if archive.returncode:
         sys.exit(f"ratchet: git has no revision {revision!r}: {archive.stderr.decode().strip()}")
@@ -127,12 +126,12 @@ def checkout(revision: str, folder: Path) -> None:
 
 
 def _environment(tree: Path) -> dict[str, str]:
-    """This process's environment, with a tree before all else that Python imports from."""
+    """Environment variables with which Python imports from a tree first."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(tree), *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
 def train(tree: Path, words: list[str], log: Path, report: Path | None = None) -> None:
-    """Run the command line of a tree in a process."""
+    """Run the command line of a tree in a separate process."""
     program = ["-m", "shoal"] if report is None else [str(Path(__file__).resolve()), "--profile", str(report), "--"]
     environment = {**_environment(tree), "PYTHONHASHSEED": "0"}
     with log.open("w") as output:
@@ -163,7 +162,7 @@ def tensors_of(file: Path) -> Iterator[tuple[str, str]]:
 
 
 def run_cell(cell: Cell, tree: Path, device: str, folder: Path, old: Names | None) -> Outcome:
-    """Train a cell in a tree; `old` renames today's flags to the tree's."""
+    """Train a cell in a tree; `old` renames new flags to the tree's."""
 
     def words(iterations: int, run: Path) -> list[str]:
         asked = cell.words(iterations, device, run)
@@ -191,7 +190,7 @@ def run_cell(cell: Cell, tree: Path, device: str, folder: Path, old: Names | Non
 
 
 def profile(report: Path, words: list[str]) -> int:
-    """Train in this process; count what reached the GPU."""
+    """Train in this process; count kernels and launches on the GPU."""
     import torch
     from torch.profiler import ProfilerActivity
 
@@ -216,7 +215,7 @@ def rename(name: str, rules: list[list[str]]) -> str:
 
 
 def differences(base: Outcome, here: Outcome, names: Names) -> list[str]:
-    """One line for each thing that is not as it was."""
+    """One line for each difference."""
     before = {rename(name, names.tensors): value for name, value in base.tensors.items()}
     found = [f"tensor {name}: only at the base" for name in sorted(before.keys() - here.tensors.keys())]
     found += [f"tensor {name}: only here" for name in sorted(here.tensors.keys() - before.keys())]
@@ -242,12 +241,12 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def compare_cells(cells: list[str], base: Path, device: str, names: Names, folder: Path) -> bool:
-    """Print one line for each cell; whether all are equal."""
+    """Print one line for each cell; returns whether all are equal."""
     equal = True
     width = max(map(len, cells))
     for name in cells:
         try:
-            # At once: each has one thread, and speed is not what is compared.
+            # In parallel: each has one thread, and speed is not compared.
             with ThreadPoolExecutor(2) as pool:
                 there = pool.submit(run_cell, CELLS[name], base, device, folder / name / "base", names)
                 now = run_cell(CELLS[name], ROOT, device, folder / name / "here", None)
@@ -269,11 +268,11 @@ def compare_cells(cells: list[str], base: Path, device: str, names: Names, folde
 
 
 def compare_workloads(base: Path, device: str, folder: Path) -> bool:
-    """Speeds of the named workloads at the base and here, in turns; whether none is slower by more than 3 %."""
+    """Compare speeds of the workloads at the base and here; returns whether none is slower by more than 3 %."""
     good = True
     for name in WORKLOADS:
         best: dict[str, float] = {}
-        for turn in range(TURNS):
+        for turn in range(REPEATS):
             for where, tree in (("base", base), ("here", ROOT)):
                 out = folder / f"{name}.{where}.{turn}.jsonl"
                 command = [
@@ -298,15 +297,15 @@ def compare_workloads(base: Path, device: str, folder: Path) -> bool:
 
 
 def main() -> int:
-    """Compare; 0 if nothing differs."""
+    """Compare; returns 0 if nothing differs."""
     if sys.argv[1:2] == ["--profile"]:
         return profile(Path(sys.argv[2]), sys.argv[4:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("base", nargs="?", metavar="BASE", help="revision, or a folder that holds one")
+    parser.add_argument("base", nargs="?", metavar="BASE", help="revision, or folder of a revision")
     parser.add_argument("--cells", nargs="+", choices=CELLS, default=list(CELLS), metavar="CELL")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--workloads", action="store_true", help="compare speeds instead of numbers")
-    parser.add_argument("--list", action="store_true", help="the cells there are")
+    parser.add_argument("--list", action="store_true", help="list the cells")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep run folders and logs here")
     options = parser.parse_args()
     if options.list:

@@ -39,7 +39,7 @@ GOALS = {
 VIEWS = [64, 256, 1024, 4096, 16_384]
 SIZES = [32, 64, 128, 256]
 TRIANGLES = [("house:7@0", 0), ("house:7@0.25", 0), ("house:7", 0), (BIG, 0), (BIG, 1), (BIG, 2)]
-"""A house, and how often its triangles are split in four."""
+"""A house, and how often its triangles are split into four."""
 
 
 def split_in_four(scene: Scene) -> Scene:

@@ -1,8 +1,8 @@
-"""How throughput grows with the number of processes: predicted from figures of one, checked where two can be measured.
+"""Throughput against the number of processes: predicted from one process, and measured on this machine.
 
     python bench/scaling.py             the tables of docs/distributed.md, for trainings on H200s
-    python bench/scaling.py --iteration 0.142 --steps 32768 --updates 8 --gradient 44e6      for one of yours
-    python bench/scaling.py --check     one and two gloo processes on this machine, and what was predicted
+    python bench/scaling.py --iteration 0.142 --steps 32768 --updates 8 --gradient 44e6      for another training
+    python bench/scaling.py --check     one and two gloo processes on this machine, and the prediction
     python bench/scaling.py --check --out bench/results/scaling_2_cores.jsonl
     python bench/scaling.py --check --device cuda --processes 2 4      several that share one GPU
 
@@ -11,8 +11,8 @@ An iteration of W processes, each with the same number of envs, takes
     t(W) = compute + updates a(W, gradient) + others a(W, 0)
     a(W, b) = 2 (W - 1) / W b / bandwidth + 2 ceil(log2 W) latency
 
-seconds: a sum over all goes round a ring, or up and down a tree where it is short. Throughput is W steps / t(W).
-Processes that share one GPU take turns on it: there `compute` is W times that of one.
+seconds: a large sum uses a ring, a small one a tree. Throughput is W steps / t(W).
+Processes that share one GPU alternate on it: `compute` is then W times that of one.
 """
 
 import argparse
@@ -42,43 +42,43 @@ COUNTS = (1, 2, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True)
 class Training:
-    """What one process does between two updates of the parameters by all."""
+    """One iteration of one process."""
 
     name: str
     iteration: float
-    """Seconds of an iteration of one process alone."""
+    """Seconds, without other processes."""
     steps: int
-    """Env steps of it."""
+    """Env steps."""
     updates: int
-    """Gradients that are averaged in it."""
+    """Number of averaged gradients."""
     gradient: float
-    """Bytes of each."""
+    """Bytes of a gradient."""
     others: int
-    """Other sums over all processes, of a few numbers each."""
+    """Number of other sums over all processes, of a few numbers each."""
 
 
 @dataclass(frozen=True)
 class Links:
-    """What processes are joined by."""
+    """Network between processes."""
 
     name: str
     per_machine: int
-    """Processes of one machine."""
-    inside: float
+    """Processes per machine."""
+    bandwidth_within: float
     """Bytes per second between processes of a machine."""
-    between: float
-    """Bytes per second that leave a machine, and come, at a time."""
-    latency_inside: float
-    """Seconds from one process to the next."""
+    bandwidth_between: float
+    """Bytes per second between machines, in each direction."""
+    latency_within: float
+    """Seconds per hop."""
     latency_between: float
 
     def seconds(self, count: int, size: float) -> float:
-        """Seconds for a sum of `size` bytes over `count` processes."""
+        """Seconds of a sum of `size` bytes over `count` processes."""
         if count == 1:
             return 0.0
         within = count <= self.per_machine
-        bandwidth = self.inside if within else min(self.inside, self.between)
-        hops = 2 * math.ceil(math.log2(min(count, self.per_machine))) * self.latency_inside
+        bandwidth = self.bandwidth_within if within else min(self.bandwidth_within, self.bandwidth_between)
+        hops = 2 * math.ceil(math.log2(min(count, self.per_machine))) * self.latency_within
         if not within:
             hops += 2 * math.ceil(math.log2(count / self.per_machine)) * self.latency_between
         return 2 * (count - 1) / count * size / bandwidth + hops
@@ -89,13 +89,13 @@ TRAININGS = [
     Training("tag-grid, PPO, 20,000 envs a GPU", 0.02237, 2_000_000, 8, 20e3, 6),
     Training("tag-grid, A2C, 2,000 envs a GPU", 0.003085, 200_000, 1, 20e3, 4),
 ]
-"""Seconds of iterations are those of bench/results, on one H200."""
+"""Iteration times are those of bench/results, on one H200."""
 
 LINKS = [
     Links("NVLink, 8 GPUs a machine, 8 x 400 Gb/s between machines", 8, 300e9, 300e9, 4e-6, 12e-6),
     Links("NVLink, 8 GPUs a machine, 100 Gb/s between machines", 8, 300e9, 12e9, 4e-6, 25e-6),
 ]
-"""Makers' figures, rounded down; nothing here was measured by us."""
+"""Vendors' specifications, rounded down; none is measured."""
 
 
 def predict(training: Training, links: Links, count: int) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def predict(training: Training, links: Links, count: int) -> dict[str, Any]:
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """The table, for people."""
+    """Print the table."""
     head = None
     for row in rows:
         if (row["training"], row["links"]) != head:
@@ -130,25 +130,25 @@ def show(rows: list[dict[str, Any]]) -> None:
         )
 
 
-# --- what can be measured here ------------------------------------------------------------------------------------
+# --- measurements -------------------------------------------------------------------------------------------------
 
-CHECKED = dict(
+SETTINGS = dict(
     algo="ppo", rollout_steps=32, hidden=(64, 64), epochs=2, num_minibatches=2, threads=1, quiet=True, cuda_graphs=False
 )
-"""Without graphs: sums through the host cannot be part of one, and one process alone is to do the same."""
+"""Without graphs, also for one process: a graph cannot contain sums through the host."""
 WORLD, BLOCKS, ITERATIONS = "cartpole", 6, 8
 ENVS = {"cpu": 2048, "cuda": 2**17}
-"""Per process; enough to keep a GPU busy."""
+"""Envs per process; enough to keep a GPU busy."""
 
 
-def checked(device: str, count: int) -> Job:
-    """The job of `count` processes."""
-    return make_job(WORLD, **CHECKED, device=device, num_envs=ENVS[device] * count, total_steps=10**9, eval_episodes=0)
+def measured_job(device: str, count: int) -> Job:
+    """The training of `count` processes."""
+    return make_job(WORLD, **SETTINGS, device=device, num_envs=ENVS[device] * count, total_steps=10**9, eval_episodes=0)
 
 
 def iterations(device: str, processes: Communicator) -> dict[str, float]:
-    """Seconds of an iteration, the best of some blocks, and how many sums over all it makes."""
-    trainer = Trainer(checked(device, processes.size), processes)
+    """Seconds of an iteration, the best of several blocks, and its number of sums over all processes."""
+    trainer = Trainer(measured_job(device, processes.size), processes)
     learner = next(iter(trainer.learners.values()))
     sums: list[int] = []
     reducer: Any = processes.reducer
@@ -183,7 +183,7 @@ def iterations(device: str, processes: Communicator) -> dict[str, float]:
 
 
 def _one_sum(reducer: Any, tensor: torch.Tensor) -> float:
-    """Seconds of one sum over all, the best of some blocks."""
+    """Seconds of one sum over all processes, the best of several blocks."""
     best = math.inf
     for _ in range(20):
         start = time.perf_counter()
@@ -194,7 +194,7 @@ def _one_sum(reducer: Any, tensor: torch.Tensor) -> float:
 
 
 def _work(device: str, rank: int, count: int, store: str, answers: Any) -> None:
-    if device == "cpu":  # a core each
+    if device == "cpu":  # one core per process
         os.sched_setaffinity(0, [sorted(os.sched_getaffinity(0))[rank]])
         torch.set_num_threads(1)
     if count == 1:
@@ -202,14 +202,14 @@ def _work(device: str, rank: int, count: int, store: str, answers: Any) -> None:
         return
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(count), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(count))
     os.environ.update({STORE: store, "GLOO_SOCKET_IFNAME": LOOPBACK})
-    with join_processes(checked(device, count)) as (_, processes):
+    with join_processes(measured_job(device, count)) as (_, processes):
         found = iterations(device, processes)
         if rank == 0:
             answers.put(found)
 
 
 def _measured(device: str, count: int) -> dict[str, float]:
-    """Measurements of the first of `count` processes."""
+    """The result of process 0 of `count`."""
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
     with TemporaryFolder("scaling") as folder:
@@ -224,9 +224,9 @@ def _measured(device: str, count: int) -> dict[str, float]:
 
 
 def check(device: str, counts: list[int]) -> list[dict[str, Any]]:
-    """One process and several, each with as many envs, on separate cores or sharing a GPU, beside the formula."""
+    """Measure one process and several, with equally many envs each, on one core each or one GPU, and predict."""
     alone = _measured(device, 1)["seconds"]
-    steps = ENVS[device] * CHECKED["rollout_steps"]
+    steps = ENVS[device] * SETTINGS["rollout_steps"]
 
     def row(figure: str, count: int, seconds: float, **more: float) -> dict[str, Any]:
         rate = count * steps / seconds
@@ -253,17 +253,21 @@ def check(device: str, counts: list[int]) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="measure one process and several here")
-    parser.add_argument("--device", choices=ENVS, default="cpu", help="of what is measured (default: cpu)")
-    parser.add_argument("--processes", type=int, nargs="+", default=[2], help="how many are measured (default: 2)")
+    parser.add_argument("--check", action="store_true", help="measure one process and several on this machine")
+    parser.add_argument("--device", choices=ENVS, default="cpu", help="device of measurements (default: cpu)")
+    parser.add_argument(
+        "--processes", type=int, nargs="+", default=[2], help="measured numbers of processes (default: 2)"
+    )
     parser.add_argument("--iteration", type=float, help="seconds of an iteration of one process")
-    parser.add_argument("--steps", type=int, help="env steps of it")
-    parser.add_argument("--updates", type=int, default=1, help="gradients averaged in it (default: 1)")
-    parser.add_argument("--gradient", type=float, default=1e5, help="bytes of one (default: 1e5)")
-    parser.add_argument("--others", type=int, default=6, help="other sums over all processes in it (default: 6)")
-    parser.add_argument("--per-machine", type=int, default=8, help="processes of a machine (default: 8)")
-    parser.add_argument("--inside", type=float, default=300e9, help="bytes/s within a machine (default: 300e9)")
-    parser.add_argument("--between", type=float, default=300e9, help="bytes/s between machines (default: 300e9)")
+    parser.add_argument("--steps", type=int, help="env steps of an iteration")
+    parser.add_argument("--updates", type=int, default=1, help="gradients averaged per iteration (default: 1)")
+    parser.add_argument("--gradient", type=float, default=1e5, help="bytes of a gradient (default: 1e5)")
+    parser.add_argument(
+        "--others", type=int, default=6, help="other sums over all processes per iteration (default: 6)"
+    )
+    parser.add_argument("--per-machine", type=int, default=8, help="processes per machine (default: 8)")
+    parser.add_argument("--bandwidth", type=float, default=300e9, help="bytes/s within a machine (default: 300e9)")
+    parser.add_argument("--network", type=float, default=300e9, help="bytes/s between machines (default: 300e9)")
     parser.add_argument(
         "--latency", type=float, nargs=2, default=(4e-6, 12e-6), help="seconds per hop, within and between"
     )
@@ -283,8 +287,8 @@ def main() -> None:
         trainings, links = TRAININGS, LINKS
         if options.iteration is not None:
             o = options
-            trainings = [Training("yours", o.iteration, o.steps or 1, o.updates, o.gradient, o.others)]
-            links = [Links("as given", o.per_machine, o.inside, o.between, *o.latency)]
+            trainings = [Training("as given", o.iteration, o.steps or 1, o.updates, o.gradient, o.others)]
+            links = [Links("as given", o.per_machine, o.bandwidth, o.network, *o.latency)]
         rows = [predict(training, link, count) for training in trainings for link in links for count in COUNTS]
         show(rows)
     if options.out:

@@ -1,4 +1,4 @@
-"""The workloads that Shoal states figures for, beside peers measured on the same card.
+"""The workloads of Shoal's figures, with the figures of peers on the same GPU.
 
 python bench/workloads.py                     all rows, one JSON line each, and a table
 python bench/workloads.py tag_grid_5x2000     one of them
@@ -81,7 +81,7 @@ def curve_over_envs(seconds, device, out):
 
 
 def curve_over_agents(seconds, device, out):
-    """Tag-grid with six-float observations; where the card is full, the row says so and how many envs fit."""
+    """Tag-grid with six-float observations; if envs do not fit in memory, the row has the number that fits."""
     rows = []
     for agents in (5, 1000, 100):
         for envs in (10, 1000, 100_000, 100, 10_000):
@@ -101,7 +101,7 @@ def curve_over_agents(seconds, device, out):
 
 
 def _note(rows, new, out):
-    """Print and write what is new, and give its memory back before the next one is measured."""
+    """Print and write new rows, and free memory before the next measurement."""
     for row in rows[-new:]:
         print(json.dumps(row), flush=True)
     if out:
@@ -113,10 +113,10 @@ def _note(rows, new, out):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rows", nargs="*", help=f"which rows (default: all): {', '.join(ROWS)}")
+    parser.add_argument("rows", nargs="*", help=f"names of rows (default: all): {', '.join(ROWS)}")
     parser.add_argument("--seconds", type=float, default=3.0, help="time per figure")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--curve", choices=("envs", "agents"), help="measure over a range instead")
+    parser.add_argument("--curve", choices=("envs", "agents"), help="measure over a range of envs or agents")
     parser.add_argument("--out", type=Path, help="also write the JSON lines to this file")
     options = parser.parse_args()
     if options.curve:

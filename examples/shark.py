@@ -160,7 +160,8 @@ class Shark(KernelWorld):
     def groups(config):
         spaces = dict(observation=Box(6 * NEAREST + 4), action=Discrete(3))
         fish = Group("fish", agents=config.fish, can_leave=True, **spaces)
-        return fish, Group("shark", agents=config.sharks, **spaces)
+        sharks = Group("shark", agents=config.sharks, **spaces)
+        return fish, sharks
 
     step = [ForGroup("fish", swim), ForGroup("shark", swim), bite]
     reset = [ForGroup("fish", start_fish), ForGroup("shark", start_sharks), start_count]

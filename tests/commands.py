@@ -1,4 +1,4 @@
-"""Commands of the command line in forks of one process that has loaded torch: seconds cheaper than programs."""
+"""Run commands in forks of one process that has loaded torch: seconds faster than new programs."""
 
 import json
 import multiprocessing
@@ -26,16 +26,16 @@ def _full(descriptor: int) -> None:
 
 
 ENDS: dict[str, Callable[[int], None]] = {"no reader": _no_reader, "full": _full, "closed": os.close}
-"""Ways in which a standard descriptor cannot be written."""
+"""Kinds of standard descriptors that cannot be written."""
 
 
 def start(words: list[str], folder: Path, **options: Any) -> BaseProcess:
-    """Start one command in `folder`; its exit code is 120, as Python's, if a stream could not be flushed at the end."""
+    """Start one command in `folder`. As in Python, its exit code is 120 if a stream could not be flushed at the end."""
     return _start([words], folder, **options)
 
 
 def run(commands: list[list[str]], folder: Path, **options: Any) -> list[int]:
-    """The exit codes of commands, one after the other in one process."""
+    """Run commands one after the other in one process; returns their exit codes."""
     process = _start(commands, folder, **options)
     process.join(100)
     if process.exitcode is None:
@@ -50,10 +50,10 @@ def _start(
     limits: Mapping[int, int] | None = None,
     before: Callable[[], object] | None = None,
 ) -> BaseProcess:
-    """`ends` says where standard descriptors lead to: to one of ENDS or to a file (default: out and err).
+    """`ends` gives the target of standard descriptors: one of ENDS or a file (default: out and err).
 
-    `limits` are soft limits by their numbers in `resource`, RLIMIT_AS beyond what is mapped at the start; `before` is
-    called first.
+    `limits` are soft limits by their numbers in `resource`, RLIMIT_AS in addition to the memory mapped at the start;
+    `before` is called first.
     """
     given = (commands, folder, {1: "out", 2: "err"} | dict(ends or {}), limits or {}, before)
     process = _forks.Process(target=_run, args=given)
@@ -62,7 +62,7 @@ def _start(
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    """Wait for a condition; fail if it does not come true."""
+    """Wait for a condition; fail after `seconds`."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited too long"

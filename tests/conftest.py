@@ -1,4 +1,4 @@
-"""Settings for every test."""
+"""Settings of all tests."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Kinds of damage to a file on disk, for the tests of whatever reads files."""
+"""Kinds of damage to a file on disk, for tests of readers."""
 
 import os
 import shutil
@@ -8,14 +8,14 @@ from typing import Any
 
 
 def flip(path: Path) -> None:
-    """Change one bit in the middle."""
+    """Flip one bit in the middle."""
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
 
 
 def replace_by(make: Callable[[Path], None]) -> Callable[[Path], None]:
-    """Damage that removes the file and puts something else in its place."""
+    """Damage that replaces the file by something else."""
 
     def damage(path: Path) -> None:
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
@@ -44,7 +44,7 @@ DAMAGES = CONTENTS | {
 
 
 def places_of(value: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every place in a JSON value, as keys and indices from outside in."""
+    """The path of every element of a JSON value, as keys and indices."""
     yield before
     for key, part in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         yield from places_of(part, (*before, key))

@@ -11,7 +11,7 @@ import warp as wp
 from shoal.core import Box, Discrete, Field, Group, KernelWorld, World
 from shoal.learn.rollout import Rollout, allocate
 
-# --- Counting: every number it shows is known in advance -----------------------------------------------------------
+# --- Counting: a world whose numbers are known in advance ----------------------------------------------------------
 
 
 @wp.func
@@ -47,7 +47,7 @@ def show_count(
 
 
 class Counting(KernelWorld):
-    """Shows (step, 1000 env + episode); terminates after 1 to 7 steps, by env and episode; pays step + 10 action."""
+    """Observation: step, 1000 env + episode. Reward: step + 10 action. Ends after 1 to 7 steps, by env and episode."""
 
     @dataclass(frozen=True)
     class Config:
@@ -83,7 +83,7 @@ class CountingReference:
 
 @dataclass
 class Record:
-    """What was seen: first observation [N, ...], then per step [T, N, ...]; final observations only where one ended."""
+    """A played rollout: first observation [N, ...], then per step [T, N, ...]; final observations only at ends."""
 
     first: np.ndarray
     observation: np.ndarray
@@ -110,7 +110,7 @@ def play_references(envs: list[Any], actions: np.ndarray) -> Record:
 
 
 def play_world(world: World, actions: np.ndarray, seed: int | None = 0) -> Record:
-    """Step a world of one group with one agent; `seed` None continues from its state."""
+    """Step a world of one group with one agent; with `seed` None, continue from its state."""
     name = world.groups[0].name
     outputs = world.outputs if seed is None else world.reset(seed)
     first = outputs.groups[name].observation[:, 0].numpy().copy()
@@ -127,7 +127,7 @@ def play_world(world: World, actions: np.ndarray, seed: int | None = 0) -> Recor
 
 
 def assert_same(one: Record, other: Record, steps_only: bool = False) -> None:
-    """Both records hold exactly the same numbers (`steps_only`: whatever they began with)."""
+    """Fail unless both records have exactly the same numbers (`steps_only`: except the first observation)."""
     for name in list(vars(one))[steps_only:]:
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name), err_msg=name)
 
@@ -163,7 +163,7 @@ def random_rollout(
     group: Group | None = None,
     waits: bool = False,
 ) -> Rollout:
-    """Random rewards and ends; agents die and come back with the next episode; if they wait, not all rows count."""
+    """Random rewards and ends; agents leave until the next episode; if they wait, not all rows are decision steps."""
     rng = np.random.default_rng(seed)
     if group is None:
         every = 3 if waits else 1
@@ -207,7 +207,7 @@ def advantage_reference(
                 t, weight, over = first, 1.0, False
                 while not over:
                     gain, discount, u, tail = 0.0, 1.0, t, None
-                    while tail is None:  # up to the next choice, or the end
+                    while tail is None:  # up to the next decision, or the end
                         gain += discount * reward[u, n, a]
                         discount *= gamma
                         ended = terminated[u, n] or truncated[u, n]

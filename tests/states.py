@@ -1,4 +1,4 @@
-"""States of runs, and their comparison bit for bit."""
+"""Load states of runs and compare them bit for bit."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +15,7 @@ def last_state(path: Path | str) -> dict[str, torch.Tensor]:
 
 
 def assert_equal_states(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> None:
-    """Fail unless both have the same names and bits, and name the tensors that differ."""
+    """Fail, naming the tensors that differ, unless both have the same names and bits."""
     assert one.keys() == other.keys()
     different = [name for name in one if not torch.equal(one[name], other[name])]
     assert not different

@@ -175,7 +175,7 @@ def check_groups(job: Job) -> None:
         if name not in names:
             raise unknown("group to freeze:", name, names)
     if set(job.multi_agent.freeze) == set(names):
-        raise ShoalError("--freeze names every group: no policy is left to train.")
+        raise ShoalError("--freeze names every group, so no policy is left to train.")
     for name in job.overrides():
         if name not in names:
             raise unknown("group in --per-group:", name, names)

@@ -1,4 +1,4 @@
-"""The graph guard (bench/guard.py) finds a planted fault of each kind, names its line, and lets good code pass."""
+"""The graph guard (bench/guard.py) finds a fault of each kind, names its line, and accepts correct code."""
 
 import inspect
 import itertools
@@ -41,7 +41,7 @@ def double(x: wp.array(dtype=float), factor: float):
 
 
 def state() -> SimpleNamespace:
-    """What faulty functions work on; `turn` counts the calls."""
+    """Data of the faulty functions; `turn` counts the calls."""
     x, y = torch.arange(6.0), torch.zeros(6)
 
     def plan(factor: float, x: torch.Tensor) -> Plan:
@@ -60,7 +60,7 @@ def state() -> SimpleNamespace:
 
 
 def guarded(function: Callable[[SimpleNamespace], Any], calls: int = 5, replay: bool = False) -> list[Finding]:
-    """What the guard finds when a function is called several times as a graph."""
+    """The guard's findings when a function is called several times as a graph."""
     init_warp()
     with Guard(replay) as guard:
         s = state()
@@ -71,7 +71,7 @@ def guarded(function: Callable[[SimpleNamespace], Any], calls: int = 5, replay: 
     return guard.findings
 
 
-# --- faults: the line that a finding must name ends with its kind ----------------------------------------------------
+# --- faults: the line that a finding must name ends with the kind of finding -----------------------------------------
 
 
 def item(s):
@@ -296,7 +296,7 @@ def test_a_fault_is_found_and_its_line_named(fault):
     assert (kind, f"{HERE}:{first + number}") in [(found.kind, found.place) for found in guarded(fault)]
 
 
-def test_a_fault_is_found_once_and_said_in_a_sentence():
+def test_a_fault_is_found_once_and_described_in_a_sentence():
     (found,) = guarded(python_number)
     assert str(found) == (
         f"{found.place}: frozen value: add_.Tensor gets argument 1 = 1.5, but 1.0 was recorded: a graph replays the "
@@ -304,7 +304,7 @@ def test_a_fault_is_found_once_and_said_in_a_sentence():
     )
 
 
-# --- what a recording allows -----------------------------------------------------------------------------------------
+# --- code that a recording allows ------------------------------------------------------------------------------------
 
 
 def good(s):
@@ -319,12 +319,12 @@ def good(s):
     own = s.x * 2.0
     bind("scale", scale, CPU, 6, dict(factor=2.0, x=own, y=s.y))()
     wp.launch(double, 6, [wp.from_torch(own), 2.0], device="cpu", stream=None)
-    s.kept = own  # a graph's memory stays where it is
+    s.kept = own  # a graph's memory keeps its address
     assert s.x.is_cuda
     assert not s.host.is_cuda
 
 
-def test_what_a_recording_allows_is_not_found():
+def test_code_that_a_recording_allows_has_no_findings():
     assert guarded(good) == []
 
 
@@ -334,7 +334,7 @@ def reads_at_first(s):
     s.y.add_(1.0)
 
 
-def test_warm_up_calls_may_do_anything():
+def test_warm_up_calls_are_not_checked():
     assert guarded(reads_at_first) == []
 
 
@@ -347,7 +347,7 @@ def test_code_that_is_not_recorded_is_not_guarded():
     assert guard.regions == []
 
 
-def test_nothing_is_left_behind():
+def test_replaced_functions_are_restored():
     before = Plan.__call__, torch.from_numpy, torch.Tensor.to, wp.launch, wp.array.numpy
     guarded(good)
     assert before == (Plan.__call__, torch.from_numpy, torch.Tensor.to, wp.launch, wp.array.numpy)
@@ -358,7 +358,7 @@ def test_nothing_is_left_behind():
 # --- replays ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_replay_does_what_the_recording_did():
+def test_a_replay_repeats_the_recording():
     with Guard(replay=True) as guard:
         s = state()
         turns = []
@@ -373,10 +373,10 @@ def test_a_replay_does_what_the_recording_did():
         for s.turn in range(5):
             call()
             s.x.add_(1.0)
-    assert turns == [0, 1, 2]  # Python runs no more
+    assert turns == [0, 1, 2]  # a replay does not run Python
     totals = [2.0 * (15.0 + 6.0 * turn) for turn in range(5)]
-    assert float(s.total) == totals[-1]  # what a recording has made is made anew
-    assert float(s.y[0]) == sum(totals) + 0 + 1 + 2 + 2 + 2  # and Python's number is frozen
+    assert float(s.total) == totals[-1]  # allocations of the recording are computed again
+    assert float(s.y[0]) == sum(totals) + 0 + 1 + 2 + 2 + 2  # but Python's number is frozen
     assert guard.findings == []
 
 
@@ -438,7 +438,7 @@ FAULTY = {
     "host rows": ("host", DeviceBridge, "write_rollout"),
     "evaluation": ("ppo", CategoricalHead, "mode"),
 }
-"""What is recorded -> a short training, and a function that is called there."""
+"""Recorded code -> a short training, and a function that the code calls."""
 
 
 @pytest.mark.parametrize("what", FAULTY)

@@ -1,4 +1,4 @@
-"""What tests on a GPU need of a machine."""
+"""Requirements of tests on a GPU."""
 
 import pytest
 import torch
@@ -13,6 +13,6 @@ def gpu():
 
 @pytest.fixture
 def cpu_kernels():
-    """For tests that compare with the CPU; some builds of Warp compile for GPUs alone."""
+    """For tests that compare with the CPU; some builds of Warp compile only for GPUs."""
     if not wp.is_cpu_available():
         pytest.skip("needs Warp's compiler for CPUs")

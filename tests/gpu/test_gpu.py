@@ -1,4 +1,4 @@
-"""On a GPU: it walks like the CPU, and recorded graphs do what the plain path does."""
+"""On a GPU: worlds step as on the CPU, and recorded graphs equal the eager path."""
 
 from contextlib import closing
 
@@ -29,13 +29,13 @@ MANY = [
     ("tag-continuous", dict(num_taggers=3, num_runners=4, num_neighbors=5, max_steps=40, tag_distance=0.3)),
     ("tag-continuous", dict(num_taggers=3, num_runners=300, num_neighbors=16, max_steps=30)),
 ]
-"""Worlds whose agents share a few lanes of a warp, or a block of threads."""
+"""Worlds with several lanes of a warp per env, or a block of threads."""
 
 
 @pytest.mark.usefixtures("cpu_kernels")
 @pytest.mark.parametrize(("name", "config"), [*((name, {}) for name in KERNEL_WORLDS), *MANY])
 def test_cpu_and_gpu_agree_step_by_step(name, config):
-    """From the same state: integers and flags exactly, floats to 1e-5 per step. Restarts are in it."""
+    """From the same state: integers and flags exactly, floats to 1e-5 per step, with restarts."""
     envs = 512 if len(world_class(name).groups_of(world_class(name).Config(**config))) == 1 else 24
     made = world_class(name).Config(**config)
     cpu, gpu = world_class(name)(envs, "cpu", made), world_class(name)(envs, "cuda", made)
@@ -59,7 +59,7 @@ def test_cpu_and_gpu_agree_step_by_step(name, config):
     assert ended > 0
 
 
-def test_env_of_a_small_and_a_large_batch_walks_alike():
+def test_an_env_does_the_same_in_a_small_and_a_large_batch():
     worlds = [world_class("cartpole")(n, "cuda") for n in (8, 8192)]
     for world in worlds:
         world.reset(3)
@@ -93,8 +93,8 @@ REPLAY = dict(
         ("tag-continuous", dict(algo="a2c", micro_batch_size=5000, obs_dtype="bfloat16")),
     ],
 )
-def test_graphs_and_the_plain_path_make_the_same_numbers(world, settings):
-    """Six iterations, of which a graph replays four. Without compiling, both launch the very same kernels."""
+def test_graphs_and_the_eager_path_give_the_same_numbers(world, settings):
+    """Six iterations, of which a graph replays four. Without compiling, both launch the same kernels."""
     weights, rewards = [], []
     for graph in (False, True):
         common = dict(num_envs=256, rollout_steps=16, total_steps=1e9, device="cuda", compile="off", precision="fp32")
@@ -134,7 +134,7 @@ def test_evaluations_score_the_same_with_and_without_graphs(world, settings, sto
     ],
 )
 @pytest.mark.parametrize("rows", [4001, 2**18 + 3])
-def test_the_fused_policy_acts_as_the_layers_do(
+def test_the_fused_policy_acts_like_the_layers(
     inputs, hidden, activation, space, masked, normalize, shared_encoder, rows
 ):
     """Same noise, same actions but for roundings of bf16; log-probabilities and values to those roundings."""
@@ -218,7 +218,7 @@ def host_experience(world, schedule, graph, updates=5, preemptions=(), **setting
         ("gym:Pendulum-v1", dict(world_config=dict(vec_backend="processes"), time_limit=5, rnn="gru", rnn_size=8)),
     ],
 )
-def test_host_worlds_make_the_same_experience_by_every_schedule_with_and_without_graphs(world, settings):
+def test_host_worlds_give_the_same_experience_with_every_schedule_with_and_without_graphs(world, settings):
     pytest.importorskip("ale_py")
     plain = host_experience(world, "lockstep", False, **settings)
     for schedule, graph in (("lockstep", True), ("alternating", True), ("first-come", True), ("alternating", False)):
@@ -230,7 +230,7 @@ def test_host_worlds_make_the_same_experience_by_every_schedule_with_and_without
     ("world", "settings"),
     [("ale:pong", {}), ("gym:Pendulum-v1", dict(world_config=dict(vec_backend="processes"), rnn="gru", rnn_size=8))],
 )
-def test_host_rollouts_that_are_cut_short_are_the_same_with_and_without_graphs(world, settings):
+def test_preempted_host_rollouts_are_the_same_with_and_without_graphs(world, settings):
     pytest.importorskip("ale_py")
     settings = dict(settings, sync_frac=0.5, preemptions=(2, None, 1), updates=9)
     plain = host_experience(world, "lockstep", False, **settings)

@@ -1,4 +1,4 @@
-"""Rendering on a GPU: the CPU's images, graphs, and scenes that are swapped while envs look on."""
+"""Rendering on a GPU: equal to the CPU, in graphs, and during scene swaps."""
 
 import time
 
@@ -22,7 +22,7 @@ def cache(tmp_path_factory, monkeypatch):
 
 
 def agree(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> None:
-    """Images are alike: rays along edges may fall to either side, one in a thousand."""
+    """Images agree, except for one in a thousand rays, along edges."""
     same = (one["depth"].cpu() - two["depth"].cpu()).abs() <= 1e-4 * one["depth"].cpu().clamp(min=1.0)
     assert same.float().mean() > 0.999
     for name in ("semantic", "instance"):
@@ -46,7 +46,7 @@ def scattered(poses: torch.Tensor, device: str) -> Movers:
 
 @pytest.mark.usefixtures("cpu_kernels")
 @pytest.mark.parametrize("moving", [False, True])
-def test_cpu_and_gpu_show_the_same(moving):
+def test_cpu_and_gpu_render_the_same(moving):
     scenes = [prepare("house:7@0"), prepare("house:8@0")]
     memories = {device: SceneMemory.holding(scenes, device) for device in ("cpu", "cuda")}
     poses = find_viewpoints(memories["cpu"], 0, 24)
@@ -58,7 +58,7 @@ def test_cpu_and_gpu_show_the_same(moving):
     agree(images["cpu"], images["cuda"])
 
 
-def test_a_graph_shows_what_the_plain_path_shows():
+def test_a_graph_renders_like_the_eager_path():
     memory = SceneMemory.holding([prepare("house:7@0"), prepare("house:8@0")], "cuda")
     poses = find_viewpoints(memory, 0, 32)
     renderer = Renderer(memory, 32, (64, 64), ALL, movers=scattered(poses, "cuda"))
@@ -75,7 +75,7 @@ def test_a_graph_shows_what_the_plain_path_shows():
     assert not torch.equal(plain["depth"], renderer.images["depth"])
 
 
-def test_scenes_are_swapped_while_envs_look_on():
+def test_scenes_are_swapped_while_envs_render():
     pool = ScenePool([f"house:{seed}@0" for seed in range(12)], envs=64, resident=4, device="cuda", workers=2)
     try:
         renderer = Renderer(pool.memory, 64, (8, 8), ["depth", "instance"])

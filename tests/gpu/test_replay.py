@@ -1,4 +1,4 @@
-"""On a GPU: a replay draws as on the CPU, and recorded graphs do what the plain path does."""
+"""On a GPU: a replay draws as on the CPU, and recorded graphs equal the eager path."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def make(device: str, dtype: torch.dtype, stack: int) -> Rollout:
 
 
 def refill(rollout: Rollout, seed: int) -> None:
-    """Random experience, the same on every device. Rows need not follow from one another: all devices see the same."""
+    """Random experience, the same on every device; rows are independent of one another."""
     rng = torch.Generator().manual_seed(seed)
     for name in ("observation", "action", "reward", "final_observation", "state"):
         tensor = getattr(rollout, name)
@@ -32,7 +32,7 @@ def refill(rollout: Rollout, seed: int) -> None:
 def drawn(
     rollout: Rollout, graph: bool, prioritized: bool, sequences: int, device_bytes: int | None = None
 ) -> list[torch.Tensor]:
-    """All that several draws show, and the state that is left."""
+    """The results of several draws, and the final state."""
     replay = Replay(
         rollout, 64, 3, 0.9, prioritized=prioritized, seed=5, sequences=sequences, device_bytes=device_bytes
     )
@@ -68,7 +68,7 @@ def compare(one: list[torch.Tensor], other: list[torch.Tensor], exact: bool) -> 
 @pytest.mark.parametrize("sequences", [0, 16])
 @pytest.mark.parametrize("prioritized", [False, True])
 @pytest.mark.parametrize(("dtype", "stack"), [(torch.float32, 1), (torch.uint8, 3), (torch.bfloat16, 2)])
-def test_graphs_and_the_plain_path_draw_the_same(dtype, stack, prioritized, sequences):
+def test_graphs_and_the_eager_path_draw_the_same(dtype, stack, prioritized, sequences):
     """Nine draws, of which a graph replays seven; bit for bit."""
     found = [drawn(make("cuda", dtype, stack), graph, prioritized, sequences) for graph in (False, True)]
     compare(*found, exact=True)
@@ -78,7 +78,7 @@ def test_graphs_and_the_plain_path_draw_the_same(dtype, stack, prioritized, sequ
 @pytest.mark.parametrize("sequences", [0, 16])
 @pytest.mark.parametrize(("dtype", "stack"), [(torch.float32, 1), (torch.uint8, 3)])
 def test_cpu_and_gpu_draw_the_same(dtype, stack, sequences):
-    """Uniformly: of priorities, powers may differ in their last bit, and so may a draw."""
+    """Uniform draws: powers of priorities may differ in their last bit, and so may draws."""
     found = [drawn(make(device, dtype, stack), False, False, sequences) for device in ("cpu", "cuda")]
     compare(*found, exact=False)
 

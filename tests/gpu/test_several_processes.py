@@ -1,4 +1,4 @@
-"""On GPUs: sums of NCCL inside graphs, processes that share a GPU, processes that have one each."""
+"""On GPUs: sums of NCCL inside graphs, processes that share a GPU, processes with one GPU each."""
 
 import socket
 
@@ -20,7 +20,7 @@ SETTINGS = dict(
 
 @pytest.fixture
 def group():
-    """NCCL with one process: what it does can be recorded, and changes nothing."""
+    """NCCL with one process: its operations can be recorded, and change nothing."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -31,7 +31,7 @@ def group():
 
 def test_sums_over_processes_are_part_of_a_graph(group):
     reducer = GroupReducer(group, 0, 1, through_host=False)
-    x, total = torch.zeros(1024, device="cuda"), torch.zeros(1024, device="cuda")  # so many have an exact mean
+    x, total = torch.zeros(1024, device="cuda"), torch.zeros(1024, device="cuda")  # a power of two has an exact mean
     pooled = torch.zeros(3, device="cuda")
 
     def update() -> None:
@@ -53,10 +53,10 @@ def test_sums_over_processes_are_part_of_a_graph(group):
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_processes_learn_what_one_does_whether_they_share_a_gpu_or_not(tmp_path, count):
-    """Two on one GPU go through the host; with as many GPUs as processes NCCL is inside the graphs."""
+def test_processes_learn_as_one_does_with_one_gpu_or_several(tmp_path, count):
+    """Two on one GPU sum through the host; with one GPU per process NCCL is inside the graphs."""
     one = shoal.train("cartpole", **SETTINGS, run_dir=tmp_path / "one")
     many = shoal.train("cartpole", **SETTINGS, run_dir=tmp_path / "many", processes=count)
     states = [load_checkpoint(RunFolder(run.path).pick("last"), "cpu").state for run in (one, many)]
-    for name in [name for name in states[0] if name.startswith("policy.")]:  # what envs do hangs on the last digit
+    for name in [name for name in states[0] if name.startswith("policy.")]:  # experience depends on the last bit
         torch.testing.assert_close(states[0][name], states[1][name], rtol=5e-3, atol=5e-3)

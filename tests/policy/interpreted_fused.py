@@ -1,6 +1,6 @@
 """Compare the Triton kernel of shoal/policy/fused.py, in Triton's interpreter on the CPU, with torch.
 
-A program of its own, since Triton reads TRITON_INTERPRET when it is imported. It prints one JSON line for each policy:
+A separate program, since Triton reads TRITON_INTERPRET when it is imported. It prints one JSON line for each policy:
 the share of equal actions, and the largest errors of log-probabilities and values.
 """
 

@@ -1,4 +1,4 @@
-"""Try the installed package, which has no extras, from an unrelated folder: run by `make test-wheel`."""
+"""Test the installed package, without extras, from an unrelated folder; `make test-wheel` runs this."""
 
 import contextlib
 import importlib.util
@@ -34,7 +34,7 @@ WORKS = {
     "eval gym --episodes 5": "gym/config.json",
     "scene render cabin:7 --views 4 --out sheet.png": "sheet.png",
 }
-"""Command -> a file that is there afterwards."""
+"""Command -> a file that exists afterwards."""
 
 NEEDS = {
     "train gym:LunarLander-v3": "box2d",
