@@ -26,10 +26,10 @@ from shoal.training.make_trainer import make_trainer
 SLOW = Path(__file__).with_name("slow_cart_pole.py")
 
 SIDES = {
-    "lockstep": dict(algo="ppo", schedule="lockstep"),
-    "first-come": dict(algo="ppo", schedule="first-come"),
-    "asynchronous": dict(algo="appo", schedule="lockstep"),
-    "asynchronous, first-come": dict(algo="appo", schedule="first-come"),
+    "lockstep": dict(algo="ppo", env_schedule="lockstep"),
+    "first-come": dict(algo="ppo", env_schedule="first-come"),
+    "asynchronous": dict(algo="appo", env_schedule="lockstep"),
+    "asynchronous, first-come": dict(algo="appo", env_schedule="first-come"),
 }
 HIDDEN = (256, 256)
 SETTINGS = dict(num_envs=16, rollout_steps=128, lr=5e-4, epochs=20, num_minibatches=4, gamma=0.98, threads=1)
@@ -39,7 +39,7 @@ SETTINGS = dict(num_envs=16, rollout_steps=128, lr=5e-4, epochs=20, num_minibatc
 def train(side, steps, seed, hidden):
     """Env steps/s of one training, and the score of its policy."""
     settings = dict(SIDES[side])
-    world = dict(schedule=settings.pop("schedule"), num_workers=SETTINGS["num_envs"])
+    world = dict(env_schedule=settings.pop("env_schedule"), num_workers=SETTINGS["num_envs"])
     job = make_job(
         f"{SLOW}:make", seed=seed, total_steps=steps, world_config=world, hidden=hidden, **SETTINGS, **settings
     )

@@ -76,7 +76,7 @@ def shoal_stepper(name, envs, **settings):
     import torch
 
     cls = world_class(name)
-    world = cls(envs, "cpu", cls.Config(desync_steps=0, schedule="lockstep", **settings))
+    world = cls(envs, "cpu", cls.Config(desync_steps=0, env_schedule="lockstep", **settings))
     world.reset(0)
     actions = [torch.from_numpy(row).int()[:, None] for row in _actions(world.groups[0].action.n, envs)]
     return _stepper(world.step, actions, envs)
@@ -199,14 +199,14 @@ def training(seconds):
 def device(seconds):
     """With a GPU: env steps/s of rollouts and training by schedule, and of stepping alone."""
     calls, trainers = {"ale-py alone": ale_stepper("pong", ENVS, cpu_threads())}, []
-    for schedule in ("lockstep", "alternating", "first-come"):
-        job = make_job("ale:pong", num_envs=ENVS, total_steps=1e9, world_config=dict(schedule=schedule))
+    for env_schedule in ("lockstep", "alternating", "first-come"):
+        job = make_job("ale:pong", num_envs=ENVS, total_steps=1e9, world_config=dict(env_schedule=env_schedule))
         trainers.append(trainer := Trainer(job))
         for _ in range(4):
             trainer.iterate()
         steps = job.run.steps_per_iteration
-        calls[f"rollouts, {schedule}"] = (trainer.collect, steps)
-        calls[f"PPO, {schedule}"] = (trainer.iterate, steps)
+        calls[f"rollouts, {env_schedule}"] = (trainer.collect, steps)
+        calls[f"PPO, {env_schedule}"] = (trainer.iterate, steps)
     contestants = {name: (Busy(call), steps) for name, (call, steps) in calls.items()}
     rates = alternating_rates(contestants, seconds)
     peers = [(name, "ale-py alone") for name in contestants if name != "ale-py alone"]

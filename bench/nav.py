@@ -25,7 +25,7 @@ from shoal.runs.jobs import make_job
 from shoal.tools.bench import machine, measure, save
 from shoal.training.trainer import Trainer
 
-PAPER = dict(epochs=1, num_minibatches=2, optimizer="lamb", lr=5e-4, lr_scale="sqrt", normalize_advantage=False)
+PAPER = dict(epochs=1, num_minibatches=2, optimizer="lamb", lr=5e-4, lr_scaling="sqrt", normalize_advantage=False)
 """Settings of the paper on large batch simulation: one epoch."""
 OURS: dict = {}
 """Shoal's settings: two epochs."""
@@ -42,10 +42,10 @@ ROWS = {
     "depth_1024_ours": (1024, OURS, dict(image="depth"), None),
 }
 COMPARED = {
-    "lamb": dict(optimizer="lamb", lr=5e-4, lr_scale="sqrt", lr_batch=256),
-    "adam": dict(optimizer="adam", lr=6e-4, lr_scale="sqrt", lr_batch=8192),
+    "lamb": dict(optimizer="lamb", lr=5e-4, lr_scaling="sqrt", lr_reference_batch=256),
+    "adam": dict(optimizer="adam", lr=6e-4, lr_scaling="sqrt", lr_reference_batch=8192),
 }
-"""Learning rates for mini-batches of `lr_batch` samples, then scaled: the paper's for Lamb, Shoal's for Adam.
+"""Learning rates for mini-batches of `lr_reference_batch` samples, then scaled: the paper's for Lamb, Shoal's for Adam.
 Both use two epochs of four mini-batches, not the paper's one of two: with one epoch of four, Lamb with 1,024 envs
 reached one goal in fifty after 10 million frames."""
 CURVE = ("rollout/success", "rollout/spl", "rollout/soft_spl", "rollout/ep_rew_mean")

@@ -61,8 +61,14 @@ class Cell:
     def words(self, iterations: int, device: str, run_dir: Path) -> list[str]:
         steps = self.num_envs * self.rollout_steps * iterations
         sizes = f"--num-envs {self.num_envs} --rollout-steps {self.rollout_steps} --total-steps {steps}"
-        rest = f"--checkpoint-every {steps} --eval-episodes 0 --log-every 0 --compile off --threads 1 --device {device}"
-        return ["train", self.world, *f"{self.flags} {sizes} {rest}".split(), "--run-dir", str(run_dir)]
+        rest = f"--checkpoint-every {steps} --eval-episodes 0 --log-every-seconds 0 --compile off --threads 1"
+        return [
+            "train",
+            self.world,
+            *f"{self.flags} {sizes} {rest} --device {device}".split(),
+            "--run-dir",
+            str(run_dir),
+        ]
 
 
 Q = "--batch-size 128 --learning-starts 1024 --buffer-size 20000"
@@ -84,8 +90,8 @@ CELLS = {
     "mixed": Cell("pandemic", "--algo ppo", num_envs=8),
     "recurrent": Cell("cartpole", "--algo ppo --rnn lstm --rnn-size 32"),
     "stacked": Cell("cartpole", "--algo ppo --frame-stack 4 --action-repeat 2 --time-limit 100"),
-    "host": Cell("gym:CartPole-v1", "--algo ppo --vec-backend processes --schedule alternating", num_envs=16),
-    "host-q": Cell("gym:CartPole-v1", f"--algo dqn {Q} --schedule lockstep", num_envs=16),
+    "host": Cell("gym:CartPole-v1", "--algo ppo --vec-backend processes --env-schedule alternating", num_envs=16),
+    "host-q": Cell("gym:CartPole-v1", f"--algo dqn {Q} --env-schedule lockstep", num_envs=16),
     "pointnav": Cell("pointnav", "--algo ppo", num_envs=16),
     "processes": Cell("cartpole", "--algo ppo --processes 2"),
 }

@@ -29,7 +29,7 @@ GRID_A2C = dict(algo="a2c", rollout_steps=100, lr=1e-3, gamma=0.98, ent_coef=0.0
 GRID_PPO = dict(algo="ppo", rollout_steps=100, epochs=2, num_minibatches=4, **GRID)
 SQUARE = dict(num_envs=100, rollout_steps=250, hidden=(256, 256), activation="relu", shared_encoder=True)
 SQUARE_A2C = dict(
-    algo="a2c", lr=1e-3, gamma=0.98, ent_coef=0.05, max_grad_norm=0.5, per_group="runner.lr=5e-3", **SQUARE
+    algo="a2c", lr=1e-3, gamma=0.98, ent_coef=0.05, max_grad_norm=0.5, group_settings="runner.lr=5e-3", **SQUARE
 )
 SQUARE_PPO = dict(algo="ppo", epochs=2, num_minibatches=4, **SQUARE)
 HUNDRED = dict(num_taggers=10, num_runners=100, max_steps=500, egocentric=False)

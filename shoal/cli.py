@@ -204,7 +204,7 @@ def _load(options: "PlayOptions") -> "Run":
         options.checkpoint,
         options.device,
         list(options.random),
-        list(options.load),
+        list(options.load_policy),
         list(options.set),
         options.trust,
     )

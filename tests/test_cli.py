@@ -49,7 +49,7 @@ def test_list_names_every_world(capsys):
         ),
         (["train", "nowhere.py:World"], "There is no file"),
         (["train", "cartpole", "--num-envs", "1e9", "--run-dir", "{tmp}/run"], "1,000,000,000 envs take"),
-        (["train", "cartpole", "--log-every", "-1"], "--log-every must be at least 0, got -1.0"),
+        (["train", "cartpole", "--log-every-seconds", "-1"], "--log-every-seconds must be at least 0, got -1.0"),
         (
             ["train", "gym:CartPole-v1", "--num-env-slices", "255"],
             "--num-env-slices must be between 2 and 254, got 255",
@@ -85,7 +85,7 @@ def test_an_unwritable_file_is_refused_and_scores_are_printed(tmp_path, capsys):
         (["eval", run, "--episodes", "2", "--out", f"{tmp_path}/folder.json"], "it is a folder"),
         (["eval", run, "--episodes", "2", "--out", f"{tmp_path}/file/x.json"], "cannot be written"),
         (["eval", run, "--seed", "-1"], "--seed must be between"),
-        (["eval", run, "--load", f"cart={other}"], "cannot play for cart"),
+        (["eval", run, "--load-policy", f"cart={other}"], "cannot play for cart"),
         (["record", run, "--out", f"{tmp_path}/file/x.png"], "cannot be written"),
         (["plot", run, "--out", f"{tmp_path}/x.txt"], "A picture ends in .png"),
         (["plot", run, "--out", f"{tmp_path}/file/x.png"], "cannot be written"),

@@ -83,7 +83,7 @@ def test_sharks_learn_to_hunt(tmp_path):
     """Fish that do not learn, a tenth of the tutorial's steps: sharks eat over twice as many as at random (5 of 20)."""
     world = f"{EXAMPLES / 'shark.py'}:Shark"
     small = dict(total_steps=10_000, eval_episodes=0, device="cpu", quiet=True)
-    run = shoal.train(world, freeze="fish", run_dir=tmp_path / "run", **small)
+    run = shoal.train(world, freeze_groups="fish", run_dir=tmp_path / "run", **small)
     assert run.evaluate(episodes=20).reports["eaten"].mean > 11.0
 
 

@@ -20,7 +20,7 @@ class A2CConfig(PolicyGradientConfig):
     """Settings of A2C."""
 
     lr: LearningRate = 1e-3
-    """Learning rate; with --lr-scale, for mini-batches of --lr-batch samples."""
+    """Learning rate; with --lr-scaling, for mini-batches of --lr-reference-batch samples."""
     ent_coef: float = 0.01
     """Coefficient of the entropy bonus."""
 

@@ -32,7 +32,7 @@ class DDPGConfig(OffPolicyConfig):
     """Settings of DDPG, and base of TD3's and SAC's."""
 
     lr: LearningRate = 1e-3
-    """Learning rate; with --lr-scale, for mini-batches of --lr-batch samples."""
+    """Learning rate; with --lr-scaling, for mini-batches of --lr-reference-batch samples."""
     replay_ratio: PositiveFloat = 64.0
     """Ratio of transitions drawn to transitions collected: how often each is used on average."""
     learning_starts: NonNegative = 5_000

@@ -142,7 +142,7 @@ class R2D2Config(QConfig):
     """Settings of R2D2, whose policy has an RNN and learns from sequences."""
 
     lr: LearningRate = 5e-4
-    """Learning rate; with --lr-scale, for mini-batches of --lr-batch samples."""
+    """Learning rate; with --lr-scaling, for mini-batches of --lr-reference-batch samples."""
     gamma: UnitInterval = 0.997
     """Discount factor."""
     max_grad_norm: PositiveFloat = 40.0

@@ -1,6 +1,6 @@
 """Base of the off-policy learners, which learn from a replay.
 
-When batch size or number of envs change, keep the replay ratio; for larger batches use --lr-scale sqrt.
+When batch size or number of envs change, keep the replay ratio; for larger batches use --lr-scaling sqrt.
 """
 
 import copy
@@ -33,7 +33,7 @@ class OffPolicyConfig(LearnerConfig):
     """Settings of all off-policy algorithms."""
 
     lr: LearningRate = 2.5e-4
-    """Learning rate; with --lr-scale, for mini-batches of --lr-batch samples."""
+    """Learning rate; with --lr-scaling, for mini-batches of --lr-reference-batch samples."""
     max_grad_norm: PositiveFloat = 10.0
     """Maximum norm for gradient clipping."""
     lr_schedule: Literal["linear", "cosine", "none"] = "none"

@@ -32,7 +32,7 @@ class PolicyGradientConfig(LearnerConfig):
     """Lambda of generalized advantage estimation (GAE)."""
     ent_coef: float = 0.0
     """Coefficient of the entropy bonus."""
-    ent_coef_final: UnitInterval = 1.0
+    ent_coef_final_fraction: UnitInterval = 1.0
     """Final entropy coefficient as a fraction of the initial one, after linear decay."""
     vf_coef: float = 0.5
     """Coefficient of the value loss."""
@@ -366,7 +366,7 @@ class PolicyGradient(Learner):
 
     def set_progress(self, done: float) -> None:
         super().set_progress(done)
-        self.ent_coef.fill_(self.config.ent_coef * (1.0 - (1.0 - self.config.ent_coef_final) * done))
+        self.ent_coef.fill_(self.config.ent_coef * (1.0 - (1.0 - self.config.ent_coef_final_fraction) * done))
 
     def mark_discontinuity(self) -> None:
         self.reward_carry.zero_()

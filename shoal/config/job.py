@@ -106,13 +106,13 @@ class Job:
         learn_hints = typing.get_type_hints(type(self.learn))
         hints.update({f.name: learn_hints[f.name] for f in fields(self.learn)})
         found: dict[str, dict[str, Any]] = {}
-        for entry in self.multi_agent.per_group:
+        for entry in self.multi_agent.group_settings:
             where, equals, text = entry.partition("=")
             name, dot, key = where.partition(".")
             key = key.replace("-", "_")
             if not equals or not dot:
-                raise ShoalError(f"--per-group must be GROUP.SETTING=VALUE, got {entry!r}.")
+                raise ShoalError(f"--group-settings must be GROUP.SETTING=VALUE, got {entry!r}.")
             if key not in hints:
                 raise unknown(f"setting of group {name}:", key, hints)
-            found.setdefault(name, {})[key] = read_setting(f"--per-group {entry}", text, hints[key])
+            found.setdefault(name, {})[key] = read_setting(f"--group-settings {entry}", text, hints[key])
         return found

@@ -83,7 +83,7 @@ class PlayOptions(TrustOption):
     """Seed of the episodes (default: the run's)."""
     random: tuple[str, ...] = ()
     """Groups that act at random instead."""
-    load: tuple[str, ...] = ()
+    load_policy: tuple[str, ...] = ()
     """Groups played by the policy of another run: GROUP=RUN."""
     set: tuple[str, ...] = ()
     """Other settings of the world: NAME=VALUE, such as eval-scenes=my/folder."""

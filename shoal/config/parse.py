@@ -22,11 +22,11 @@ def job_from_flags(world: str, arguments: list[str], command: str = "shoal train
         preset = select_preset(cls, peeked.get("--algo", "ppo"), peeked.get("--device", "auto"))
         parsed, arguments = _parse(world, arguments, preset, command)
     given = [word.partition("=")[0].removeprefix("--").replace("-", "_") for word in arguments if word[:2] == "--"]
-    preset_overrides = preset.run.get("per_group", ())
-    chosen = () if parsed.multi_agent.per_group == preset_overrides else parsed.multi_agent.per_group
+    preset_overrides = preset.run.get("group_settings", ())
+    chosen = () if parsed.multi_agent.group_settings == preset_overrides else parsed.multi_agent.group_settings
     sections = {name: getattr(parsed, name) for name in SECTIONS}
     job = Job(full_path(world), parsed.learn, parsed.world, **sections)
-    return resolve(job.change(per_group=merge_group_overrides(preset_overrides, chosen, given)), preset.device)
+    return resolve(job.change(group_settings=merge_group_overrides(preset_overrides, chosen, given)), preset.device)
 
 
 def _parse(world: str, arguments: list[str], preset: Preset, command: str) -> tuple[Any, list[str]]:

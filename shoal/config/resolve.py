@@ -39,7 +39,7 @@ def job_from_settings(world: str, **overrides: Any) -> Job:
             value = AUTO
         elif key in ("total_steps", "num_envs", "rollout_steps", "checkpoint_every") and value is not None:
             value = to_count(key, value)
-        if key in ("per_group", "freeze", "load") and isinstance(value, str):
+        if key in ("group_settings", "freeze_groups", "load_policy") and isinstance(value, str):
             value = (value,)
         if key in SECTION_OF:
             run[key] = value
@@ -52,8 +52,8 @@ def job_from_settings(world: str, **overrides: Any) -> Job:
     for key in world_overrides:
         if key not in world_names:
             raise unknown(f"setting of {world}", key, world_names)
-    chosen = run["per_group"] if "per_group" in overrides else ()
-    run["per_group"] = merge_group_overrides(preset.run.get("per_group", ()), chosen, overrides)
+    chosen = run["group_settings"] if "group_settings" in overrides else ()
+    run["group_settings"] = merge_group_overrides(preset.run.get("group_settings", ()), chosen, overrides)
     world_config = make_settings(cls.Config, {**preset.world, **world_overrides}, "world.")
     job = Job(full_path(world), learn_class(**learn), world_config, **make_sections(run))
     return resolve(job, preset.device)
@@ -171,14 +171,14 @@ def check_groups(job: Job) -> None:
     names = list(job.policy_groups())
     if job.multi_agent.one_policy:
         _require_same_spaces(job)
-    for name in job.multi_agent.freeze:
+    for name in job.multi_agent.freeze_groups:
         if name not in names:
             raise unknown("group to freeze:", name, names)
-    if set(job.multi_agent.freeze) == set(names):
-        raise ShoalError("--freeze names every group, so no policy is left to train.")
+    if set(job.multi_agent.freeze_groups) == set(names):
+        raise ShoalError("--freeze-groups names every group, so no policy is left to train.")
     for name in job.overrides():
         if name not in names:
-            raise unknown("group in --per-group:", name, names)
+            raise unknown("group in --group-settings:", name, names)
     for name, groups in job.policy_groups().items():
         own = job.for_policy(name)
         for group in groups:

@@ -33,12 +33,12 @@ class RunConfig:
     """Folder of this run (default: a new one under runs/)."""
     checkpoint_every: Annotated[Count, Bounds(ge=1)] | None = None
     """Env steps between checkpoints (default: a fifth of the run)."""
-    log_every: NonNegativeFloat = 0.5
+    log_every_seconds: NonNegativeFloat = 0.5
     """Seconds between two rows of metrics."""
     quiet: bool = False
     """Show no progress on the terminal."""
     trust: bool = False
-    """Execute code that the runs named by --load need, although you have not trained them on this machine."""
+    """Execute code that the runs named by --load-policy need, although you have not trained them on this machine."""
 
     def __post_init__(self):
         check_settings(self)
@@ -125,11 +125,11 @@ class MultiAgentConfig:
 
     one_policy: bool = False
     """Use one policy for all groups; their spaces must be equal."""
-    per_group: tuple[str, ...] = ()
+    group_settings: tuple[str, ...] = ()
     """Settings of single groups: runner.lr=5e-3 tagger.hidden=64,64."""
-    freeze: tuple[str, ...] = ()
+    freeze_groups: tuple[str, ...] = ()
     """Groups whose policies act but do not learn."""
-    load: tuple[str, ...] = ()
+    load_policy: tuple[str, ...] = ()
     """Groups that start with the policy of another run: runner=RUN."""
 
     def __post_init__(self):

@@ -31,14 +31,14 @@ class StageLists:
         if torch_hold:
             run.append(self._author.save_held)
         run.append(Call(stages.begin_step, when=when))
-        run += self._per_group(stages.clear_reward, stages.clear_agent_reward, when)
+        run += self._group_settings(stages.clear_reward, stages.clear_agent_reward, when)
         run += [self._standard(g, stages.save_alive, when, "begin") for g in self._leaving]
         run += [self._standard(g, _hold_function(g), when, "begin") for g in self._pausing]
         run += author_calls("step", when)
         if torch_hold:
             run.append(self._author.restore_held)
         run += [self._standard(g, stages.zero_dead_rewards, when, "mute") for g in self._leaving]
-        run += self._per_group(stages.add_reward, stages.add_agent_reward, when)
+        run += self._group_settings(stages.add_reward, stages.add_agent_reward, when)
         run.append(Call(stages.set_ended, when=when))
         names = [(self._names[g.name, "observation"], self._names[g.name, "final_observation"]) for g in self._groups]
         run += author_calls("observe", "ended", dict(names))
@@ -73,7 +73,7 @@ class StageLists:
                 run.append(self._standard(g, stages.set_alive, "ended", "fresh"))
         return [*run, *author_calls("reset", "ended")]
 
-    def _per_group(self, per_env: Any, per_agent: Any, when: str) -> list[Stage]:
+    def _group_settings(self, per_env: Any, per_agent: Any, when: str) -> list[Stage]:
         """`per_env` for a group of one agent, in the loop over envs; `per_agent` for a larger group."""
         return [self._standard(g, per_env if g.agents == 1 else per_agent, when, per_agent.key) for g in self._groups]
 

@@ -29,7 +29,7 @@ class HostConfig:
     """Worker processes that step the envs, or threads of a native batch (0: one per core)."""
     vec_backend: Annotated[Literal["auto", "native", "processes", "serial"], own_flag] = "auto"
     """What steps the envs: a native batch, worker processes, or this process (auto: native if there is one)."""
-    schedule: Annotated[Schedule, own_flag] = "auto"
+    env_schedule: Annotated[Schedule, own_flag] = "auto"
     """Policies act for all envs at once (lockstep), for one part while the others step (alternating), or for those that
     are ready first (first-come). auto times all three at the start."""
     num_env_slices: Annotated[int, own_flag, Bounds(ge=2, le=MAX_ENV_SLICES)] = 2

@@ -46,7 +46,7 @@ class RunnerSpec:
     @property
     def slices_per_worker(self) -> int:
         """Env slices of each worker, or of all envs if there are no workers."""
-        if self.config.schedule == "lockstep":
+        if self.config.env_schedule == "lockstep":
             return 1
         if self.native is not None and self.native.in_python and self.uses_native:
             return 1

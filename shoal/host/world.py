@@ -97,7 +97,7 @@ class HostWorld(World):
     @classmethod
     def for_evaluation(cls, config: HostConfig) -> HostConfig:
         """Settings for evaluation: whole episodes from their first step."""
-        return replace(config, desync_steps=0, schedule="lockstep")
+        return replace(config, desync_steps=0, env_schedule="lockstep")
 
     @classmethod
     def for_recording(cls, config: HostConfig) -> HostConfig:
@@ -160,7 +160,7 @@ class HostWorld(World):
 
     def set_schedule(self, schedule: Schedule) -> None:
         """Set the schedule that was chosen. In lockstep one native batch is faster than two, so they are made again."""
-        self.config = replace(self.config, schedule=schedule)
+        self.config = replace(self.config, env_schedule=schedule)
         runner = None if self._vector_env is None else self._vector_env.runner
         if isinstance(runner, NativeRunner) and len(runner.env_slices) != self._runner_spec().slices_per_worker:
             self.close()
@@ -224,7 +224,7 @@ class HostWorld(World):
         """Wait until actions have arrived from the GPU; asleep if other envs are stepping, which need the core."""
         if self.device.type != "cuda":
             return
-        if self.config.schedule == "lockstep":
+        if self.config.env_schedule == "lockstep":
             torch.cuda.current_stream(self.device).synchronize()  # sync: the host steps with these actions
         else:
             wait_for_stream(self.device)  # sync: as above

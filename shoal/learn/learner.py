@@ -31,16 +31,16 @@ class LearnerConfig:
     """Settings of all algorithms."""
 
     lr: LearningRate = 3e-4
-    """Learning rate; with --lr-scale, for mini-batches of --lr-batch samples."""
-    lr_scale: Literal["none", "sqrt", "linear"] = "none"
+    """Learning rate; with --lr-scaling, for mini-batches of --lr-reference-batch samples."""
+    lr_scaling: Literal["none", "sqrt", "linear"] = "none"
     """Scaling of the learning rate with the mini-batch size (samples of all envs and agents)."""
-    lr_batch: Positive = 256
-    """Reference mini-batch size of --lr, used by --lr-scale."""
+    lr_reference_batch: Positive = 256
+    """Reference mini-batch size of --lr, used by --lr-scaling."""
     lr_warmup: Annotated[float, Bounds(ge=0, lt=1)] = 0.0
     """Fraction of the run with linear learning-rate warmup from 0."""
     lr_schedule: Literal["linear", "cosine", "none"] = "linear"
     """Learning-rate schedule after the warmup."""
-    lr_final: UnitInterval = 0.0
+    lr_final_fraction: UnitInterval = 0.0
     """Final learning rate as a fraction of the peak."""
     optimizer: Literal["adam", "lamb"] = "adam"
     """Optimizer: Adam, or Lamb for large batches."""
@@ -79,7 +79,7 @@ class LearnerConfig:
 
     def peak_lr(self, batch: int) -> float:
         """Peak learning rate for mini-batches of `batch` samples: lr (B / B0)^p with p = 1/2 or 1."""
-        return self.lr * (batch / self.lr_batch) ** LR_POWERS[self.lr_scale]
+        return self.lr * (batch / self.lr_reference_batch) ** LR_POWERS[self.lr_scaling]
 
     def lr_factor(self, progress: float) -> float:
         """Learning rate at `progress` [0, 1] of the run, as a fraction of the peak.
@@ -91,7 +91,7 @@ class LearnerConfig:
             return progress / self.lr_warmup
         t = min(1.0, (progress - self.lr_warmup) / (1.0 - self.lr_warmup))
         left = {"none": 1.0, "linear": 1.0 - t, "cosine": 0.5 * (1.0 + math.cos(math.pi * t))}[self.lr_schedule]
-        return left if self.lr_schedule == "none" else self.lr_final + (1.0 - self.lr_final) * left
+        return left if self.lr_schedule == "none" else self.lr_final_fraction + (1.0 - self.lr_final_fraction) * left
 
     @classmethod
     def unsupported(cls, group: Group) -> str:
@@ -210,12 +210,14 @@ class Learner:
         """A sentence that describes the updates, for the log."""
         c, batch = self.config, self.config.batch(self.samples)
         rate = f"{c.lr:.3g}"
-        if c.lr_scale != "none":
-            power = "sqrt" if c.lr_scale == "sqrt" else ""
-            rate += f" x {power}({batch:,} / {c.lr_batch:,}) = {self.peak_lr:.3g}"
+        if c.lr_scaling != "none":
+            power = "sqrt" if c.lr_scaling == "sqrt" else ""
+            rate += f" x {power}({batch:,} / {c.lr_reference_batch:,}) = {self.peak_lr:.3g}"
         rate += f", warmup over {100 * c.lr_warmup:g} % of the run" if c.lr_warmup else ""
         fall = {"none": "", "linear": ", linear decay", "cosine": ", cosine decay"}[c.lr_schedule]
-        fall += f" to {100 * c.lr_final:g} % of it" if fall and c.lr_final else " to 0" if fall else ""
+        fall += (
+            f" to {100 * c.lr_final_fraction:g} % of it" if fall and c.lr_final_fraction else " to 0" if fall else ""
+        )
         decay = c.resolved_weight_decay
         weight_decay = f", weight decay {decay:g}" if decay else ""
         size = f"{batch:,} samples{self._describe_passes()}"

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from shoal.core.errors import ShoalError, require
 from shoal.core.settings import Bounds, NonNegative, NonNegativeFloat, Positive, check_settings
-from shoal.nav.ground import check_grid_size
+from shoal.nav.ground import check_cell_size
 from shoal.scene.house import BUILDINGS
 from shoal.scene.sources import expand
 
@@ -80,14 +80,14 @@ class NavConfig:
     """Free height that the agent needs above the floor, in meters."""
     max_step_height: NonNegativeFloat = 0.2
     """Highest step that the agent climbs, and largest rise of a slope per grid cell, in meters."""
-    grid_size: Annotated[float, Bounds(ge=0.01, le=1)] = 0.1
+    cell_size: Annotated[float, Bounds(ge=0.01, le=1)] = 0.1
     """Side of a cell of the walkable-ground grid, in meters."""
     evaluating: bool = False
     """Use the scenes and episodes of evaluations."""
 
     def __post_init__(self):
         check_settings(self)
-        check_grid_size(self.grid_size, self.agent_radius)
+        check_cell_size(self.cell_size, self.agent_radius)
         if self.num_agents > 1:
             longest = 4 * self.agent_radius
             rule = f"at most {longest:g} (4 x --agent-radius) with several agents, or they step over one another"

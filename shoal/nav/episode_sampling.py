@@ -109,7 +109,7 @@ def make_episodes(
     scale: float = 1.0,
     strict: bool = False,
     device: str | torch.device = "cpu",
-    grid_size: float = 0.1,
+    cell_size: float = 0.1,
 ) -> Iterator[str]:
     """Sample and write episodes scene by scene; yields a line of text about each file."""
     if count < 1 or seed < 0:
@@ -119,8 +119,8 @@ def make_episodes(
     for source in scenes:
         packed = prepare(source, up, scale, device, strict)
         memory = SceneMemory.holding([packed], device)
-        cells = GroundMemory.cells_per_row([packed], grid_size, memory.device, goals=BATCH)
-        finder = Pathfinder(GroundMemory(memory, cells, grid_size=grid_size))
+        cells = GroundMemory.cells_per_row([packed], cell_size, memory.device, goals=BATCH)
+        finder = Pathfinder(GroundMemory(memory, cells, cell_size=cell_size))
         episodes = replace(sample_episodes(finder, count, seed), scene=source.replace("\\", "/"))
         (file,) = write_episodes(folder, split, [episodes])
         yield f"{file}  {count} episodes of {source}, {episodes.distance.mean():.1f} m on average"

@@ -28,7 +28,7 @@ WORDS = (2 * HALF_GRID) ** 2 * LEVELS // 32
 class ExploreConfig(NavConfig):
     """Settings of Explore."""
 
-    coverage_grid_size: Annotated[float, Bounds(gt=0, lt=1000)] = 1.0
+    coverage_cell_size: Annotated[float, Bounds(gt=0, lt=1000)] = 1.0
     """Side of a cell of the coverage grid, in meters."""
     coverage_reward: float = 0.25
     """Reward for entering a new cell."""
@@ -52,7 +52,7 @@ def cell_index(point: wp.vec3, start: wp.vec3, start_yaw: float, size: float) ->
 def visit_cells(
     env: int,
     agent: int,
-    coverage_grid_size: float,
+    coverage_cell_size: float,
     coverage_reward: float,
     place: wp.array2d(dtype=wp.vec3),
     start: wp.array2d(dtype=wp.vec3),
@@ -62,7 +62,7 @@ def visit_cells(
     reward: wp.array2d(dtype=float),
 ):
     """Reward: `coverage_reward` for entering a new cell."""
-    bit = cell_index(place[env, agent], start[env, agent], start_yaw[env, agent], coverage_grid_size)
+    bit = cell_index(place[env, agent], start[env, agent], start_yaw[env, agent], coverage_cell_size)
     mask = 1 << (bit % 32)
     word = visited[env, agent, bit // 32]
     if (word & mask) == 0:
@@ -83,7 +83,7 @@ def count_cells(env: int, cells: wp.array2d(dtype=float), explored: wp.array(dty
 def reset_cells(
     env: int,
     agent: int,
-    coverage_grid_size: float,
+    coverage_cell_size: float,
     place: wp.array2d(dtype=wp.vec3),
     start: wp.array2d(dtype=wp.vec3),
     start_yaw: wp.array2d(dtype=float),
@@ -93,7 +93,7 @@ def reset_cells(
     """Mark only the start cell as visited."""
     for i in range(WORDS):
         visited[env, agent, i] = 0
-    bit = cell_index(place[env, agent], start[env, agent], start_yaw[env, agent], coverage_grid_size)
+    bit = cell_index(place[env, agent], start[env, agent], start_yaw[env, agent], coverage_cell_size)
     visited[env, agent, bit // 32] = 1 << (bit % 32)
     cells[env, agent] = 1.0
 

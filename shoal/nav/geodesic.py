@@ -136,7 +136,7 @@ def find_links(first: int, ground: Ground, row: int, links: wp.array2d(dtype=int
 @no_type_check
 def in_sight(ground: Ground, row: int, one: wp.vec3, two: wp.vec3) -> bool:
     """Whether an agent can walk straight from one point to the other."""
-    steps = int(wp.ceil(wp.length(two - one) / (0.5 * ground.grid_size)))
+    steps = int(wp.ceil(wp.length(two - one) / (0.5 * ground.cell_size)))
     clear = bool(True)
     point = one
     for k in range(steps):
@@ -246,7 +246,7 @@ def solve_fields(
                 for stencil in range(2):
                     a = min_neighbor(ground, row, links, work, g, i, 4 * stencil)
                     b = min_neighbor(ground, row, links, work, g, i, 4 * stencil + 2)
-                    new = wp.min(new, arrival_time(a, b, float(1 + stencil) * ground.grid_size * ground.grid_size))
+                    new = wp.min(new, arrival_time(a, b, float(1 + stencil) * ground.cell_size * ground.cell_size))
                 if new < old - 1.0e-5:
                     work[g, i] = new
                     changed[g] = 1

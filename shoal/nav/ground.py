@@ -101,11 +101,11 @@ class Survey:
 class GroundMemory:
     """Walkable ground of every row of a scene memory, up to `cells` cells per row over all levels."""
 
-    def __init__(self, memory: SceneMemory, cells: int, body: Body | None = None, grid_size: float = 0.1):
+    def __init__(self, memory: SceneMemory, cells: int, body: Body | None = None, cell_size: float = 0.1):
         init_warp()
-        self.memory, self.cells, self.grid_size = memory, cells, grid_size
+        self.memory, self.cells, self.cell_size = memory, cells, cell_size
         self.body = body or Body()
-        check_grid_size(grid_size, self.body.radius)
+        check_cell_size(cell_size, self.body.radius)
         self.device = memory.device
         rows = memory.rows
 
@@ -123,7 +123,7 @@ class GroundMemory:
         self.region = make(cells, dtype=torch.int32, value=-1)
         """int32 [rows, cells]: connected region, numbered by its first cell; -1 where no agent can stand."""
         self.arrays = Ground()
-        self.arrays.grid_size = grid_size
+        self.arrays.cell_size = cell_size
         self.arrays.radius = self.body.radius
         self.arrays.max_step_height = self.body.max_step_height
         self.arrays.origin = wp.from_torch(self.origin, dtype=wp.vec3)
@@ -135,40 +135,40 @@ class GroundMemory:
         """Row -> copy of its ground on the host."""
 
     @staticmethod
-    def cells_needed(bounds: np.ndarray, grid_size: float) -> int:
+    def cells_needed(bounds: np.ndarray, cell_size: float) -> int:
         """Cells of a grid over a scene, over all levels that fit into its height."""
-        width, depth = _grid(bounds, grid_size)
+        width, depth = _grid(bounds, cell_size)
         return width * depth * min(MAX_LEVELS, 1 + int(float(bounds[1][2] - bounds[0][2]) // LEVEL_HEIGHT))
 
     @classmethod
     def cells_per_row(
         cls,
         scenes: Sequence[PackedScene],
-        grid_size: float,
+        cell_size: float,
         device: torch.device,
         rows: int = 1,
         goals: int = 1,
         headroom: float = 1,
     ) -> int:
         """Cells per row for scenes up to `headroom` times the largest given one; refuses more than the device holds."""
-        largest = max(scenes, key=lambda scene: cls.cells_needed(scene.bounds, grid_size))
-        cells = int(headroom * cls.cells_needed(largest.bounds, grid_size))
+        largest = max(scenes, key=lambda scene: cls.cells_needed(scene.bounds, cell_size))
+        cells = int(headroom * cls.cells_needed(largest.bounds, cell_size))
         need, free = cells * (rows * (BYTES_PER_CELL + 2 * goals) + 4 * goals + LINK_BYTES), free_memory(device)
         if need > free:
             (x0, y0, _), (x1, y1, _) = largest.bounds
             raise ShoalError(
                 f"{largest.name} is {x1 - x0:.0f} x {y1 - y0:.0f} m: its ground needs {need / 1e9:.1f} GB, but "
-                f"{free / 1e9:.1f} GB are free; set its unit (--scale 0.01: centimeters) or a larger --grid-size."
+                f"{free / 1e9:.1f} GB are free; set its unit (--scale 0.01: centimeters) or a larger --cell-size."
             )
         return cells
 
     def check_capacity(self, scene: PackedScene) -> None:
         """Refuse a scene that has more cells than a row holds."""
-        need = self.cells_needed(scene.bounds, self.grid_size)
+        need = self.cells_needed(scene.bounds, self.cell_size)
         if need > self.cells:
             raise ShoalError(
-                f"{scene.name} needs {need} cells of {self.grid_size} m, more than the capacity of {self.cells}; "
-                "use a larger --grid-size, or load larger scenes first."
+                f"{scene.name} needs {need} cells of {self.cell_size} m, more than the capacity of {self.cells}; "
+                "use a larger --cell-size, or load larger scenes first."
             )
 
     def survey(self, row: int) -> None:
@@ -180,10 +180,10 @@ class GroundMemory:
         if scene is None:
             raise ShoalError(f"Row {row} of the scene memory is empty; load a scene before its survey.")
         self.check_capacity(scene)
-        width, depth = _grid(scene.bounds, self.grid_size)
+        width, depth = _grid(scene.bounds, self.cell_size)
         dims = (width, depth, max(1, min(MAX_LEVELS, self.cells // (width * depth))))
         x0, y0, z0 = scene.bounds[0]
-        origin = np.array([x0 - self.grid_size, y0 - self.grid_size, z0], np.float32)
+        origin = np.array([x0 - self.cell_size, y0 - self.cell_size, z0], np.float32)
         upload(self.origin[row], torch.from_numpy(origin))
         upload(self.dims[row], torch.tensor(dims, dtype=torch.int32))
 
@@ -200,7 +200,7 @@ class GroundMemory:
             self.surveys[row] = compute()
             return
         # Results differ in the last bit between devices, and runs must be reproducible.
-        key = _key(scene.key, astuple(self.body), self.grid_size, dims, self.device.type)
+        key = _key(scene.key, astuple(self.body), self.cell_size, dims, self.device.type)
         self.surveys[row] = cached(key, compute, pack, unpack)
         self._upload(row)
 
@@ -214,7 +214,7 @@ class GroundMemory:
         """float32 [n, 3]: centers of cells, on their floor [m]."""
         found = self.surveys[row]
         width, depth, levels = found.dims
-        return cell_centers(found.origin[:2], self.grid_size, found.height.reshape(levels, depth, width), cells)
+        return cell_centers(found.origin[:2], self.cell_size, found.height.reshape(levels, depth, width), cells)
 
     def _compute(self, row: int, scene: PackedScene, dims: tuple[int, int, int]) -> list[np.ndarray]:
         """Compute height, clearance and region of a scene on the device, and copy them to the host."""
@@ -264,7 +264,7 @@ class GroundMemory:
         for array, kind in ((height, np.float32), (clearance, np.float32), (region, np.int32)):
             if array.shape != (cells,) or array.dtype != kind:
                 raise ValueError("the cached ground is that of another scene")
-        area = np.bincount(region[region >= 0], minlength=cells).astype(np.float32) * np.float32(self.grid_size**2)
+        area = np.bincount(region[region >= 0], minlength=cells).astype(np.float32) * np.float32(self.cell_size**2)
         return Survey(dims, origin, height, clearance, region, area)
 
     def _remove_roofs(self, row: int, cover: torch.Tensor) -> None:
@@ -274,18 +274,18 @@ class GroundMemory:
         self.height[row] = torch.where(roofed | ~indoors, self.height[row], NO_FLOOR)
 
 
-def check_grid_size(grid_size: float, radius: float) -> None:
+def check_cell_size(cell_size: float, radius: float) -> None:
     """Refuse cells so large that a thin wall between two centers, half a cell from each, would not block agents."""
     largest = 2 * (radius - CLEARANCE_TOLERANCE)
     rule = f"below {largest:g}, twice the agent's radius, or agents walk through thin walls"
-    require("grid-size", grid_size, grid_size < largest, rule)
+    require("cell-size", cell_size, cell_size < largest, rule)
 
 
-def cell_centers(origin: np.ndarray, grid_size: float, height: np.ndarray, cells: np.ndarray) -> np.ndarray:
+def cell_centers(origin: np.ndarray, cell_size: float, height: np.ndarray, cells: np.ndarray) -> np.ndarray:
     """[n, 3]: centers of cells on their floor [m], in the dtype of `origin`; `height` is [level, row, column]."""
     _, depth, width = height.shape
     y, x = np.divmod(cells % (depth * width), width)
-    flat = origin + (np.stack([x, y], 1).astype(origin.dtype) + 0.5) * grid_size
+    flat = origin + (np.stack([x, y], 1).astype(origin.dtype) + 0.5) * cell_size
     return np.concatenate([flat, height.reshape(-1)[cells][:, None]], 1)
 
 
@@ -308,10 +308,10 @@ def _code_hash() -> str:
     return hashlib.sha256(b"".join(code)).hexdigest()
 
 
-def _grid(bounds: np.ndarray, grid_size: float) -> tuple[int, int]:
+def _grid(bounds: np.ndarray, cell_size: float) -> tuple[int, int]:
     """Cells along x and y over a scene, with a border of one cell."""
     (x0, y0, _), (x1, y1, _) = bounds
-    return int((x1 - x0) / grid_size) + 3, int((y1 - y0) / grid_size) + 3
+    return int((x1 - x0) / cell_size) + 3, int((y1 - y0) / cell_size) + 3
 
 
 @wp.kernel
@@ -391,6 +391,6 @@ def find_edges(first: int, ground: Ground, row: int):
     i = first + wp.tid()
     if ground.height[row, i] > NO_FLOOR:
         for k in range(8):
-            away = wp.where(k < 4, 1.0, 1.4143) * ground.grid_size
+            away = wp.where(k < 4, 1.0, 1.4143) * ground.cell_size
             if neighbor(ground, row, i, k) < 0 and ground.clearance[row, i] > away:
-                ground.clearance[row, i] = 0.5 * ground.grid_size
+                ground.clearance[row, i] = 0.5 * ground.cell_size

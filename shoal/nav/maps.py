@@ -36,12 +36,12 @@ class TopDownMap:
         if not standable.any():
             standable = np.ones_like(standable)
         rows, columns = np.flatnonzero(standable.any(1)), np.flatnonzero(standable.any(0))
-        pad = round(MARGIN / ground.grid_size)
+        pad = round(MARGIN / ground.cell_size)
         depth, width = standable.shape
         self._rows = slice(max(0, rows[0] - pad), min(depth, rows[-1] + 1 + pad))
         self._columns = slice(max(0, columns[0] - pad), min(width, columns[-1] + 1 + pad))
-        x0, y0 = ground.origin + ground.grid_size * np.array([self._columns.start, self._rows.start])
-        x1, y1 = ground.origin + ground.grid_size * np.array([self._columns.stop, self._rows.stop])
+        x0, y0 = ground.origin + ground.cell_size * np.array([self._columns.start, self._rows.start])
+        x1, y1 = ground.origin + ground.cell_size * np.array([self._columns.stop, self._rows.stop])
         self.bounds = (float(x0), float(x1), float(y0), float(y1))
         """Left, right, bottom and top edge of the map [m]."""
         self._drawn: tuple[tuple[int, int], np.ndarray] | None = None
@@ -74,7 +74,7 @@ class TopDownMap:
             return np.asarray(image.resize((width, height), Image.Resampling.BILINEAR))
 
         clear, there = enlarged(standable), enlarged(there)
-        limit = ground.radius - MARGIN_FRACTION * ground.grid_size
+        limit = ground.radius - MARGIN_FRACTION * ground.cell_size
         walkable = clear >= limit
         open_floor = np.clip((clear - limit) / 0.35, 0.0, 1.0)[..., None]
         image = np.full((height, width, 3), 250.0)

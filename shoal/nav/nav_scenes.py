@@ -43,7 +43,7 @@ class NavScenes:
         seed: seed of the order of scenes, and of goals.
         swap_interval: minimum number of polls between scene swaps (0: never swap).
         body: size of the agents.
-        grid_size: side of a grid cell [m].
+        cell_size: side of a grid cell [m].
         memory_limit: bytes of device memory for scenes (None: sized by the first scenes).
         up: upward axis of mesh files.
         scale: meters per unit of mesh files.
@@ -64,7 +64,7 @@ class NavScenes:
         *,
         swap_interval: int = 0,
         body: Body | None = None,
-        grid_size: float = 0.1,
+        cell_size: float = 0.1,
         memory_limit: int | None = None,
         up: str = "auto",
         scale: float = 1.0,
@@ -93,8 +93,8 @@ class NavScenes:
         first = [scene for row in range(memory.rows) if (scene := memory.scene(row))]
         try:
             headroom = HEADROOM if self.pool.swap_interval else 1.0
-            cells = GroundMemory.cells_per_row(first, grid_size, memory.device, memory.rows, goals, headroom)
-            self._make_tables(GroundMemory(memory, cells, body, grid_size), goals)
+            cells = GroundMemory.cells_per_row(first, cell_size, memory.device, memory.rows, goals, headroom)
+            self._make_tables(GroundMemory(memory, cells, body, cell_size), goals)
             for row in self.pool.active:
                 self.survey(row)
         except ShoalError:
@@ -165,7 +165,7 @@ class NavScenes:
         If one of the `starts` of a `goal` is `shortest` away in a straight line, some cell on its path is at an allowed
         distance. Otherwise the distance fields are read, and the host waits for the device.
         """
-        wide = longest - shortest >= 2 * self.ground.grid_size
+        wide = longest - shortest >= 2 * self.ground.cell_size
         if wide and np.linalg.norm(starts - goal, axis=1).max() >= shortest:
             return
         cells = self.start_cells[row].long()

@@ -23,7 +23,7 @@ class HostGround:
 
     origin: np.ndarray
     """[2]: lower corner of the grid [m]."""
-    grid_size: float
+    cell_size: float
     """Side of a cell [m]."""
     radius: float
     """Radius of the agent [m]."""
@@ -45,7 +45,7 @@ class HostGround:
         width, depth, levels = found.dims
         area = np.where(found.region >= 0, found.area[found.region], 0.0)
         parts = (part.reshape(levels, depth, width) for part in (found.height, found.clearance, found.region, area))
-        return cls(found.origin[:2].astype(float), ground.grid_size, body.radius, body.max_step_height, *parts)
+        return cls(found.origin[:2].astype(float), ground.cell_size, body.radius, body.max_step_height, *parts)
 
     def cells_at(self, x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
         """int [n]: cell of each column (x, y) with the floor nearest to height z, within a step height; -1 for none."""
@@ -88,11 +88,11 @@ class HostGround:
 
     def cell_centers(self, cells: np.ndarray) -> np.ndarray:
         """[n, 3]: centers of cells, on their floor [m]."""
-        return cell_centers(self.origin, self.grid_size, self.height, cells)
+        return cell_centers(self.origin, self.cell_size, self.height, cells)
 
     def bilinear_weights(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The four cells (int [4, n], -1 for none) around points [n, 3], and their weights [4, n]."""
-        at = (points[:, :2] - self.origin) / self.grid_size - 0.5
+        at = (points[:, :2] - self.origin) / self.cell_size - 0.5
         low = np.floor(at).astype(int)
         a, b = (at - low).T
         corners = [(0, 0), (1, 0), (0, 1), (1, 1)]
@@ -107,15 +107,15 @@ class HostGround:
         beside walls are slightly closer than an agent's radius.
         """
         one, two = path[0], path[-1]
-        count = math.ceil(float(np.linalg.norm((two - one)[:2])) / (0.5 * self.grid_size)) + 1
+        count = math.ceil(float(np.linalg.norm((two - one)[:2])) / (0.5 * self.cell_size)) + 1
         share = np.linspace(0.0, 1.0, max(2, count))
         along = np.concatenate([[0.0], np.cumsum(np.linalg.norm(np.diff(path[:, :2], axis=0), axis=1))])
         points = one + (two - one) * share[:, None]
         points[:, 2] = np.interp(share * along[-1], along, path[:, 2])
         cells, weights = self.bilinear_weights(points)
         clear = (np.where(cells >= 0, self.clearance.reshape(-1)[cells], 0.0) * weights).sum(0)
-        least = max(self.radius - MARGIN_FRACTION * self.grid_size, min(self.radius, clear[0], clear[-1]))
-        at = np.floor((points[:, :2] - self.origin) / self.grid_size).astype(int)
+        least = max(self.radius - MARGIN_FRACTION * self.cell_size, min(self.radius, clear[0], clear[-1]))
+        at = np.floor((points[:, :2] - self.origin) / self.cell_size).astype(int)
         under = self.cells_at(at[:, 0], at[:, 1], points[:, 2])
         if (clear < least - CLEARANCE_TOLERANCE).any() or (under < 0).any():
             return None

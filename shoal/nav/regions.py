@@ -30,7 +30,7 @@ def is_margin(ground: Ground, row: int, i: int) -> bool:
     """
     groups = int(0)
     clear = int(0)
-    if ground.clearance[row, i] >= ground.radius - MARGIN_FRACTION * ground.grid_size:
+    if ground.clearance[row, i] >= ground.radius - MARGIN_FRACTION * ground.cell_size:
         before = neighbor(ground, row, i, ring_neighbor(7))
         for k in range(8):
             other = neighbor(ground, row, i, ring_neighbor(k))

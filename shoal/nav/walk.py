@@ -15,7 +15,7 @@ CLEARANCE_TOLERANCE = wp.constant(1.0e-3)
 class Ground:
     """The ground of all scenes in memory; the arrays are those of `ground.GroundMemory`."""
 
-    grid_size: float
+    cell_size: float
     radius: float
     max_step_height: float
     origin: wp.array(dtype=wp.vec3)
@@ -46,8 +46,8 @@ def cell_of(ground: Ground, row: int, x: int, y: int, z: float) -> int:
 @no_type_check
 def cell_at(ground: Ground, row: int, point: wp.vec3) -> int:
     """Cell under a point, or -1."""
-    x = int(wp.floor((point[0] - ground.origin[row][0]) / ground.grid_size))
-    y = int(wp.floor((point[1] - ground.origin[row][1]) / ground.grid_size))
+    x = int(wp.floor((point[0] - ground.origin[row][0]) / ground.cell_size))
+    y = int(wp.floor((point[1] - ground.origin[row][1]) / ground.cell_size))
     return cell_of(ground, row, x, y, point[2])
 
 
@@ -82,8 +82,8 @@ def cell_center(ground: Ground, row: int, i: int) -> wp.vec3:
     """Center of a cell, on its floor."""
     dims = ground.dims[row]
     j = i % (dims[0] * dims[1])
-    x = ground.origin[row][0] + (float(j % dims[0]) + 0.5) * ground.grid_size
-    y = ground.origin[row][1] + (float(j // dims[0]) + 0.5) * ground.grid_size
+    x = ground.origin[row][0] + (float(j % dims[0]) + 0.5) * ground.cell_size
+    y = ground.origin[row][1] + (float(j // dims[0]) + 0.5) * ground.cell_size
     return wp.vec3(x, y, ground.height[row, i])
 
 
@@ -91,8 +91,8 @@ def cell_center(ground: Ground, row: int, i: int) -> wp.vec3:
 @no_type_check
 def bilinear_weights(ground: Ground, row: int, point: wp.vec3) -> wp.vec4:
     """For bilinear interpolation at a point: column and row of the lower cell, and the weights of the upper one."""
-    x = (point[0] - ground.origin[row][0]) / ground.grid_size - 0.5
-    y = (point[1] - ground.origin[row][1]) / ground.grid_size - 0.5
+    x = (point[0] - ground.origin[row][0]) / ground.cell_size - 0.5
+    y = (point[1] - ground.origin[row][1]) / ground.cell_size - 0.5
     return wp.vec4(wp.floor(x), wp.floor(y), x - wp.floor(x), y - wp.floor(y))
 
 
@@ -112,8 +112,8 @@ def clearance_at(ground: Ground, row: int, point: wp.vec3) -> wp.vec3:
         c[k] = value
     low = c[0] * (1.0 - a) + c[1] * a
     high = c[2] * (1.0 - a) + c[3] * a
-    along_x = ((c[1] - c[0]) * (1.0 - b) + (c[3] - c[2]) * b) / ground.grid_size
-    along_y = (high - low) / ground.grid_size
+    along_x = ((c[1] - c[0]) * (1.0 - b) + (c[3] - c[2]) * b) / ground.cell_size
+    along_y = (high - low) / ground.cell_size
     return wp.vec3(low * (1.0 - b) + high * b, along_x, along_y)
 
 
@@ -179,7 +179,7 @@ def walk(ground: Ground, row: int, point: wp.vec3, displacement: wp.vec2, allow_
     out = Walk()
     out.point = point
     out.blocked = False
-    steps = int(wp.ceil(wp.length(displacement) / (0.5 * ground.grid_size)))
+    steps = int(wp.ceil(wp.length(displacement) / (0.5 * ground.cell_size)))
     going = bool(True)
     for _ in range(steps):
         if going:
@@ -194,7 +194,7 @@ def walk(ground: Ground, row: int, point: wp.vec3, displacement: wp.vec2, allow_
                     up = wp.vec2(c[1], c[2])
                     steep = wp.length(up)
                     if steep > 1.0e-3:
-                        back = wp.min((ground.radius - c[0]) / steep, 0.5 * ground.grid_size)
+                        back = wp.min((ground.radius - c[0]) / steep, 0.5 * ground.cell_size)
                         next = wp.vec3(next[0] + up[0] / steep * back, next[1] + up[1] / steep * back, next[2])
                         going = can_stand(ground, row, next)
             if going:

@@ -14,7 +14,7 @@ Width = Annotated[int, Bounds(ge=1, le=MAX_WIDTH)]
 
 @dataclass(frozen=True)
 class PolicyConfig:
-    """Settings of the network. Groups may have different ones (`--per-group`)."""
+    """Settings of the network. Groups may have different ones (`--group-settings`)."""
 
     encoder: str = "auto"
     """Encoder: mlp, nature (CNN), impala (ResNet), se-resnet9, se-resnet9-small, auto (nature for images, else mlp), or

@@ -240,7 +240,7 @@ def _newest(folder: Path, read: Callable[[Path], T], warn: Callable[[str], None]
         raise ShoalError(f"{folder} holds no checkpoint yet; start the run again with `shoal train`.")
     candidates = [path for path in reversed(found) if not _is_stripped(path)]
     if not candidates:
-        raise ShoalError(f"{folder} holds policies only; start another run, with --load from this one.")
+        raise ShoalError(f"{folder} holds policies only; start another run, with --load-policy from this one.")
     problems = []
     for path in candidates:
         try:

@@ -80,8 +80,8 @@ def _parts_of(path: Path, parts: Any) -> tuple[str, dict[str, dict[str, Any]]]:
             raise ShoalError(f"{path}: {name} must be a str, got {excerpt(value)}.")
     if settings["run"].get("num_envs") == AUTO:
         raise ShoalError(f"{path}: num_envs must be at least 1, got {AUTO}.")
-    if not all(isinstance(entry, str) for entry in settings["multi_agent"].get("per_group", ())):
-        raise ShoalError(f"{path}: per_group must be a list of texts.")
+    if not all(isinstance(entry, str) for entry in settings["multi_agent"].get("group_settings", ())):
+        raise ShoalError(f"{path}: group_settings must be a list of texts.")
     return parts["world"], settings
 
 

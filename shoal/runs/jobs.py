@@ -48,13 +48,13 @@ def _with_loaded_networks(job: Job) -> Job:
         if name not in names:
             raise unknown("group to load:", name, names)
         loaded += _network_of(job, path, name)
-    return job.change(per_group=(*loaded, *job.multi_agent.per_group))
+    return job.change(group_settings=(*loaded, *job.multi_agent.group_settings))
 
 
 def loads(job: Job) -> dict[str, Path]:
     """Group -> the run that its policy is loaded from."""
     found = {}
-    for entry in job.multi_agent.load:
+    for entry in job.multi_agent.load_policy:
         name, path = parse_load(entry)
         found[name] = path
     return found
@@ -64,17 +64,17 @@ def parse_load(entry: str) -> tuple[str, Path]:
     """Group and run folder of GROUP=RUN."""
     name, equals, path = entry.partition("=")
     if not equals or not name or not path:
-        raise ShoalError(f"--load must be GROUP=RUN, got {entry!r}.")
+        raise ShoalError(f"--load-policy must be GROUP=RUN, got {entry!r}.")
     return name, RunFolder.open(path).path
 
 
 def _network_of(job: Job, path: Path, name: str) -> list[str]:
-    """The network settings of a policy in another run, as `--per-group` entries for a group."""
+    """The network settings of a policy in another run, as `--group-settings` entries for a group."""
     other = load_job(path, job.run.trust)
     if type(other.learn).network_settings != type(job.learn).network_settings:
         raise ShoalError(
-            f"--load {name}={path}: the policy was trained with {other.run.algo}, and {job.run.algo} uses another "
-            "network; use the same --algo."
+            f"--load-policy {name}={path}: the policy was trained with {other.run.algo}, and {job.run.algo} uses "
+            "another network; use the same --algo."
         )
     own = other.for_policy(other.policy_of(same_group(other, name, path)))
     settings = []

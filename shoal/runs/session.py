@@ -65,7 +65,7 @@ def refuse_finished(folder: RunFolder, steps: int, total_steps: int) -> None:
 
 
 def _load_others(job: Job, trainer: Trainer | SharedTrainer) -> None:
-    """Load the best policy of another run into each group that `--load` names."""
+    """Load the best policy of another run into each group that `--load-policy` names."""
     for name, path in loads(job).items():
         other = load_job(path, job.run.trust)
         group = same_group(other, name, path)
@@ -227,7 +227,7 @@ class Session:
                 marks[-1].record()
                 if len(marks) > 2:
                     marks.pop(0).synchronize()
-            late = self.processes.is_leader and time.monotonic() - self._logged_at >= run.log_every
+            late = self.processes.is_leader and time.monotonic() - self._logged_at >= run.log_every_seconds
             stop, log = self.processes.decide(self.signal or 0, int(late or trainer.done))
             if stop:
                 self.signal = stop

@@ -95,7 +95,7 @@ def continue_run(path: Path | str, trust: bool = False) -> Run:
     """Train the run of a folder from its newest checkpoint or from the start, in a process of a launch.
 
     Args:
-        trust: Execute code of the runs that `--load` names; the folder itself is this user's.
+        trust: Execute code of the runs that `--load-policy` names; the folder itself is this user's.
     """
     folder = RunFolder.open(path)
 

@@ -96,7 +96,7 @@ def _recorded_hashes(path: Path, parts: Mapping[str, Any]) -> dict[str, str]:
 
 def _policies(parts: Mapping[str, Any]) -> list[str]:
     """All values of the setting `encoder`: the run's and the groups'."""
-    groups = [entry.partition("=") for entry in parts["multi_agent"].get("per_group", ())]
+    groups = [entry.partition("=") for entry in parts["multi_agent"].get("group_settings", ())]
     own = [value for name, _, value in groups if name.rpartition(".")[2] == "encoder"]
     return [full_path(policy) for policy in (parts["policy"].get("encoder", "auto"), *own)]
 

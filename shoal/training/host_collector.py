@@ -45,7 +45,7 @@ class HostCollector(RowCollector):
         self.preemption = preemption
         self._completed: list[float] = []
         """Fraction of its steps that each rollout since the last reading has."""
-        self.schedule: Schedule = self.world.config.schedule
+        self.schedule: Schedule = self.world.config.env_schedule
         self._measured = ""
         self._schedules: dict[str, HostSchedule] = {}
 

@@ -117,7 +117,7 @@ def estimate(job: Job, free: int | None = None) -> Estimate:
         )
         memory.time_limit = world.time_limit
         rollout += memory.nbytes // SAMPLE_ENVS + steps * agents * 4 * policy.head.noise_width
-        if name not in job.multi_agent.freeze:
+        if name not in job.multi_agent.freeze_groups:
             rollout += copies * memory.nbytes // SAMPLE_ENVS
         # Final observations before they are stored; slot counters; actions scaled for the world.
         rollout += (
@@ -127,7 +127,7 @@ def estimate(job: Job, free: int | None = None) -> Estimate:
         learn = job.for_policy(name).learn
         activations = _activations(policy)
         bytes_each = BYTES_PER_ACTIVATION[job.hardware.precision] * activations
-        if name in job.multi_agent.freeze:
+        if name in job.multi_agent.freeze_groups:
             pass
         elif isinstance(learn, OffPolicyConfig):
             burn_in, length = learn.sequence_rows(policy.rnn is not None)

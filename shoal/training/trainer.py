@@ -91,7 +91,7 @@ class Trainer(ProgressMixin):
         self.learners: dict[str, Learner] = {
             name: learner(policy, self._learner_rollout(name), job.for_policy(name).learn, job.run.seed, compiled, bf16)
             for name, policy in self.policies.items()
-            if name not in job.multi_agent.freeze
+            if name not in job.multi_agent.freeze_groups
         }
         self.iteration = 0
         self._collect = Graphed(

@@ -157,9 +157,9 @@ class Pandemic(KernelWorld):
             rollout_steps=180,
             lr=2e-3,
             normalize_reward=True,
-            per_group=("planner.lr=3e-3",),
+            group_settings=("planner.lr=3e-3",),
         ),
-        ppo=dict(epochs=2, per_group=("planner.lr=3e-3", "planner.epochs=8", "planner.num_minibatches=1")),
+        ppo=dict(epochs=2, group_settings=("planner.lr=3e-3", "planner.epochs=8", "planner.num_minibatches=1")),
         cpu=dict(total_steps=100_000, num_envs=16),
         gpu=dict(total_steps=4_000_000, num_envs=512, num_minibatches=16),
     )

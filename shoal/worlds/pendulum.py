@@ -70,7 +70,7 @@ class Pendulum(KernelWorld):
         gpu=dict(total_steps=10_000_000, num_envs=1024),
         ddpg=dict(rollout_steps=4, lr=1e-3, gamma=0.98, hidden=(128, 128), activation="relu"),
         ddpg_cpu=dict(total_steps=60_000, num_envs=16, learning_starts=2_000, buffer_size=60_000, threads=1),
-        ddpg_gpu=dict(total_steps=2_000_000, num_envs=1024, batch_size=4096, lr_scale="sqrt"),
+        ddpg_gpu=dict(total_steps=2_000_000, num_envs=1024, batch_size=4096, lr_scaling="sqrt"),
     )
 
     def picture(self, canvas, env):

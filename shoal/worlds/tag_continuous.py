@@ -363,7 +363,7 @@ class TagContinuous(KernelWorld):
             epochs=1,
             activation="tanh",
             normalize_reward=True,
-            per_group=("tagger.ent_coef=0.05", "runner.ent_coef=0.003"),
+            group_settings=("tagger.ent_coef=0.05", "runner.ent_coef=0.003"),
         ),
-        a2c=dict(lr=1e-3, ent_coef=0.05, per_group=("runner.lr=5e-3",)),
+        a2c=dict(lr=1e-3, ent_coef=0.05, group_settings=("runner.lr=5e-3",)),
     )

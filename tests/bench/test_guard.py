@@ -392,10 +392,10 @@ SHORT = {
     "sac": Cell("mountain-car-continuous", f"--algo sac {Q}", num_envs=8, rollout_steps=8),
     "groups": Cell("tag-grid", "--algo a2c", num_envs=2, rollout_steps=4),
     "host": Cell(
-        "gym:CartPole-v1", "--algo a2c --vec-backend serial --schedule alternating", num_envs=4, rollout_steps=4
+        "gym:CartPole-v1", "--algo a2c --vec-backend serial --env-schedule alternating", num_envs=4, rollout_steps=4
     ),
     "first-come": Cell(
-        "gym:CartPole-v1", "--algo a2c --vec-backend serial --schedule first-come", num_envs=4, rollout_steps=4
+        "gym:CartPole-v1", "--algo a2c --vec-backend serial --env-schedule first-come", num_envs=4, rollout_steps=4
     ),
 }
 

@@ -12,7 +12,7 @@ from shoal.runs.progress import Progress
 from tests.commands import ENDS, run
 
 TRAIN = ["train", "cartpole", "--num-envs", "8", "--rollout-steps", "4", "--num-minibatches", "2", "--epochs", "1"]
-TRAIN += ["--device", "cpu", "--compile", "off", "--log-every", "0", "--eval-episodes", "1", "--total-steps"]
+TRAIN += ["--device", "cpu", "--compile", "off", "--log-every-seconds", "0", "--eval-episodes", "1", "--total-steps"]
 
 WORDS = {
     "train": [*TRAIN, "256", "--run-dir", "run"],

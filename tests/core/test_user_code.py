@@ -245,7 +245,7 @@ def test_a_mistake_in_a_world_is_one_sentence(name, tmp_path, capfd):
 
 @pytest.mark.parametrize("name", ENVS)
 def test_a_mistake_in_an_env_is_one_sentence(name, tmp_path, capfd):
-    check(ENV, ENVS[name], tmp_path, capfd, ["FILE:Ball", "--vec-backend", "serial", "--schedule", "lockstep"])
+    check(ENV, ENVS[name], tmp_path, capfd, ["FILE:Ball", "--vec-backend", "serial", "--env-schedule", "lockstep"])
 
 
 @pytest.mark.parametrize("name", ["reset", "step returns", "exit", "interrupt"])
@@ -289,7 +289,7 @@ def test_a_mistake_in_a_native_batch_is_one_sentence():
     gym.register("Batch-v0", "gymnasium.envs.classic_control:CartPoleEnv", vector_entry_point=Batch)
     cls = world_class("gym:Batch-v0")
     actions = torch.zeros(4, 1, dtype=torch.int32)
-    with closing(cls(4, "cpu", cls.Config(desync_steps=0, schedule="lockstep"))) as world:
+    with closing(cls(4, "cpu", cls.Config(desync_steps=0, env_schedule="lockstep"))) as world:
         world.reset(0)
         for _ in range(4):
             world.step(actions)

@@ -41,7 +41,7 @@ SMALL = dict(
     checkpoint_every=64,
     eval_episodes=2,
     hidden=(8, 8),
-    log_every=0.0,
+    log_every_seconds=0.0,
     quiet=True,
 )
 STEPS = 192
@@ -86,7 +86,7 @@ COMMANDS: dict[str, list[str]] = {
     "load": [
         "train",
         "WORLD",
-        "--load",
+        "--load-policy",
         "GROUP=RUN",
         "--run-dir",
         "OUT/other",

@@ -191,8 +191,8 @@ def test_resume_on_a_gpu_is_exact(tmp_path):
     assert [name for name in a if not torch.equal(a[name], b[name])] == []
 
 
-def host_experience(world, schedule, graph, updates=5, preemptions=(), **settings):
-    host = dict(schedule=schedule, desync_steps=4, num_workers=2, **settings.pop("world_config", {}))
+def host_experience(world, env_schedule, graph, updates=5, preemptions=(), **settings):
+    host = dict(env_schedule=env_schedule, desync_steps=4, num_workers=2, **settings.pop("world_config", {}))
     sizes = dict(
         num_envs=8, rollout_steps=8, num_minibatches=2, epochs=1, total_steps=100_000, compile="off", precision="fp32"
     )
@@ -221,8 +221,13 @@ def host_experience(world, schedule, graph, updates=5, preemptions=(), **setting
 def test_host_worlds_give_the_same_experience_with_every_schedule_with_and_without_graphs(world, settings):
     pytest.importorskip("ale_py")
     plain = host_experience(world, "lockstep", False, **settings)
-    for schedule, graph in (("lockstep", True), ("alternating", True), ("first-come", True), ("alternating", False)):
-        for a, b in zip(plain, host_experience(world, schedule, graph, **settings), strict=True):
+    for env_schedule, graph in (
+        ("lockstep", True),
+        ("alternating", True),
+        ("first-come", True),
+        ("alternating", False),
+    ):
+        for a, b in zip(plain, host_experience(world, env_schedule, graph, **settings), strict=True):
             torch.testing.assert_close(a.float(), b.float(), rtol=1e-3, atol=1e-3)
 
 
@@ -234,6 +239,6 @@ def test_preempted_host_rollouts_are_the_same_with_and_without_graphs(world, set
     pytest.importorskip("ale_py")
     settings = dict(settings, sync_frac=0.5, preemptions=(2, None, 1), updates=9)
     plain = host_experience(world, "lockstep", False, **settings)
-    for schedule in ("lockstep", "alternating"):
-        for a, b in zip(plain, host_experience(world, schedule, True, **settings), strict=True):
+    for env_schedule in ("lockstep", "alternating"):
+        for a, b in zip(plain, host_experience(world, env_schedule, True, **settings), strict=True):
             torch.testing.assert_close(a.float(), b.float(), rtol=1e-3, atol=1e-3)

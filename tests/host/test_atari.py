@@ -20,7 +20,9 @@ vector_env = pytest.importorskip("ale_py.vector_env")
 
 def make(game, num_envs, **settings):
     cls = world_class(f"ale:{game}")
-    return cls(num_envs, "cpu", cls.Config(**{"desync_steps": 0, "schedule": "lockstep", "num_workers": 2, **settings}))
+    return cls(
+        num_envs, "cpu", cls.Config(**{"desync_steps": 0, "env_schedule": "lockstep", "num_workers": 2, **settings})
+    )
 
 
 def test_frames_and_rewards_equal_those_of_ale_py():
@@ -50,7 +52,7 @@ def test_threads_are_pinned_to_different_cores(workers):
         return {thread: os.sched_getaffinity(thread) for thread in found}
 
     before, cores = threads(), os.sched_getaffinity(0)
-    world = make("pong", 4, pin_threads=True, num_workers=workers, schedule="alternating")
+    world = make("pong", 4, pin_threads=True, num_workers=workers, env_schedule="alternating")
     world.reset(0)
     pinned = [allowed for thread, allowed in threads().items() if thread not in before and len(allowed) == 1]
     assert len(pinned) == 2 * workers
@@ -74,7 +76,7 @@ def test_rewards_are_clipped_but_statistics_are_not():
 
 def test_final_frame_is_kept_and_the_observation_starts_the_next_game():
     cls = world_class("ale:pong")
-    world = cls(2, "cpu", cls.Config(desync_steps=0, schedule="lockstep", noop_max=0), time_limit=20)
+    world = cls(2, "cpu", cls.Config(desync_steps=0, env_schedule="lockstep", noop_max=0), time_limit=20)
     first = world.reset(1).groups["agent"].observation.clone()
     for t in range(20):
         before = world.outputs.groups["agent"].observation.clone()
@@ -94,7 +96,7 @@ def test_games_start_desynchronized():
 
 def test_a_policy_sees_four_frames_that_are_stored_once():
     settings = dict(num_envs=4, rollout_steps=8, num_minibatches=2, epochs=1, device="cpu", total_steps=1000)
-    trainer = Trainer(make_job("ale:pong", world_config=dict(desync_steps=6, schedule="alternating"), **settings))
+    trainer = Trainer(make_job("ale:pong", world_config=dict(desync_steps=6, env_schedule="alternating"), **settings))
     trainer.iterate()
     trainer.collect()
     rollout = trainer.collector.rollouts["agent"]

@@ -20,12 +20,12 @@ from shoal.training.trainer import Trainer
 HERE = Path(__file__).parent / "envs.py"
 
 
-def trainer(marker, hang=False, schedule="lockstep", name="Trouble", **settings):
+def trainer(marker, hang=False, env_schedule="lockstep", name="Trouble", **settings):
     kwargs = dict(marker=str(marker), hang=hang)
     host = dict(
         vec_backend="processes",
         num_workers=2,
-        schedule=schedule,
+        env_schedule=env_schedule,
         desync_steps=0,
         worker_timeout=3.0 if hang else 60.0,
         env_kwargs=kwargs,
@@ -49,9 +49,9 @@ def check_dropped(rollout, lost):
             assert not bool(over[first:last, env].any())
 
 
-@pytest.mark.parametrize("schedule", ["lockstep", "alternating", "first-come"])
-def test_training_continues_when_a_worker_is_killed(schedule, tmp_path, capfd):
-    found = trainer(tmp_path / "marker", schedule=schedule)
+@pytest.mark.parametrize("env_schedule", ["lockstep", "alternating", "first-come"])
+def test_training_continues_when_a_worker_is_killed(env_schedule, tmp_path, capfd):
+    found = trainer(tmp_path / "marker", env_schedule=env_schedule)
     with closing(found.world):
         found.iterate()
         engine = found.world.vector_env.runner
@@ -120,7 +120,7 @@ def test_the_end_of_a_forked_worker_is_noticed_at_once(killed, tmp_path, capfd, 
         desync_steps=0,
         worker_timeout=20.0,
     )
-    with closing(cls(4, "cpu", cls.Config(**settings, schedule="lockstep"))) as world:
+    with closing(cls(4, "cpu", cls.Config(**settings, env_schedule="lockstep"))) as world:
         world.reset(0)
         if killed:
             os.kill(world.vector_env.runner.workers[0].process.pid, signal.SIGKILL)
@@ -131,15 +131,17 @@ def test_the_end_of_a_forked_worker_is_noticed_at_once(killed, tmp_path, capfd, 
     assert ("killed by SIGKILL" if killed else "the ground gave way") in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("schedule", ["lockstep", "auto"])
-def test_a_bad_seed_is_tried_once_and_timing_schedules_uses_no_restart(schedule, tmp_path, capfd, monkeypatch):
+@pytest.mark.parametrize("env_schedule", ["lockstep", "auto"])
+def test_a_bad_seed_is_tried_once_and_timing_schedules_uses_no_restart(env_schedule, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr("shoal.training.host_collector.TRIAL_SECONDS", 0.01)
     seeds = tmp_path / "seeds"
-    found = trainer("", name="BadSeed", schedule=schedule, max_worker_restarts=1, env_kwargs=dict(seeds=str(seeds)))
+    found = trainer(
+        "", name="BadSeed", env_schedule=env_schedule, max_worker_restarts=1, env_kwargs=dict(seeds=str(seeds))
+    )
     with closing(found.world):
         found.collect()
         rollout = found.collector.rollouts["agent"]
-        check_dropped(rollout, {0, 1, 2, 3} if schedule == "lockstep" else {0, 1, 4, 5})
+        check_dropped(rollout, {0, 1, 2, 3} if env_schedule == "lockstep" else {0, 1, 4, 5})
         assert rollout.alive[3:, 0].all()
     tried = seeds.read_text().split()
     assert len(set(tried)) == len(tried)
@@ -151,7 +153,7 @@ def test_a_bad_seed_is_tried_once_and_timing_schedules_uses_no_restart(schedule,
 def test_an_env_that_fails_with_every_seed_while_schedules_are_timed_ends_the_run(tmp_path):
     kwargs = dict(marker=str(tmp_path), always=True)
     with pytest.raises(ShoalError, match=r"the ground gave way.*No restart is left"):
-        trainer(tmp_path, schedule="auto", env_kwargs=kwargs)
+        trainer(tmp_path, env_schedule="auto", env_kwargs=kwargs)
 
 
 @pytest.mark.parametrize("hang", [False, True])
@@ -201,7 +203,7 @@ def test_a_lost_episode_is_not_recorded_in_plain_steps(tmp_path):
         desync_steps=0,
         worker_timeout=60.0,
     )
-    with closing(cls(4, "cpu", cls.Config(**settings, schedule="lockstep"))) as world:
+    with closing(cls(4, "cpu", cls.Config(**settings, env_schedule="lockstep"))) as world:
         world.reset(0)
         action = torch.ones(4, 1, dtype=torch.int32)
         world.step(action)
@@ -224,7 +226,7 @@ def test_a_death_and_an_answer_that_arrive_together_are_both_read(tmp_path):
         desync_steps=0,
         worker_timeout=60.0,
     )
-    with closing(cls(6, "cpu", cls.Config(**settings, schedule="lockstep"))) as world:
+    with closing(cls(6, "cpu", cls.Config(**settings, env_schedule="lockstep"))) as world:
         world.reset(0)
         for victim in (0, 2):
             os.kill(world.vector_env.runner.workers[victim].process.pid, signal.SIGKILL)
@@ -243,7 +245,7 @@ def test_idle_envs_are_lost_with_their_worker(tmp_path):
         desync_steps=0,
         worker_timeout=60.0,
     )
-    with closing(cls(4, "cpu", cls.Config(**settings, schedule="first-come"))) as world:
+    with closing(cls(4, "cpu", cls.Config(**settings, env_schedule="first-come"))) as world:
         world.reset(0)
         world.vector_env.send([0])
         assert world.vector_env.recv([0], 1) == [0]

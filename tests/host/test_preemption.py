@@ -38,8 +38,10 @@ class ScriptedPreemption:
         self.count, self.rollout = 0, self.rollout + 1
 
 
-def trainer(preemption=None, schedule="lockstep", name="Walk", kwargs=None, backend="serial", **settings) -> Trainer:
-    host = dict(vec_backend=backend, num_workers=2, schedule=schedule, desync_steps=5, env_kwargs=kwargs or {})
+def trainer(
+    preemption=None, env_schedule="lockstep", name="Walk", kwargs=None, backend="serial", **settings
+) -> Trainer:
+    host = dict(vec_backend=backend, num_workers=2, env_schedule=env_schedule, desync_steps=5, env_kwargs=kwargs or {})
     default = dict(num_envs=ENVS, rollout_steps=STEPS, total_steps=10_000, num_minibatches=1, epochs=1, device="cpu")
     if settings.get("algo", "ppo") != "ppo":
         del default["num_minibatches"], default["epochs"]
@@ -76,16 +78,16 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("env_schedule", SCHEDULES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_preempted_rollout_is_the_beginning_of_a_whole_one(schedule, kind, monkeypatch):
+def test_a_preempted_rollout_is_the_beginning_of_a_whole_one(env_schedule, kind, monkeypatch):
     """To a learner it equals a shorter rollout; the next rollout continues where it stopped."""
     if kind == "no alive flags":
         monkeypatch.setattr(HostWorld, "writes_alive", False)
-    close = dict(rtol=1e-4, atol=1e-5) if schedule == "first-come" else dict(rtol=0, atol=0)
+    close = dict(rtol=1e-4, atol=1e-5) if env_schedule == "first-come" else dict(rtol=0, atol=0)
     preempted, whole = (
-        trainer(ScriptedPreemption(4), schedule, **KINDS[kind]),
-        trainer(ScriptedPreemption(None), schedule, **KINDS[kind]),
+        trainer(ScriptedPreemption(4), env_schedule, **KINDS[kind]),
+        trainer(ScriptedPreemption(None), env_schedule, **KINDS[kind]),
     )
     with closing(preempted), closing(whole):
         preempted.collect()
@@ -94,7 +96,7 @@ def test_a_preempted_rollout_is_the_beginning_of_a_whole_one(schedule, kind, mon
         assert all(k == STEPS for _, k in ends(whole))
         short = {}
         for envs, k in made:
-            assert k == LEAST + 3 or (schedule == "first-come" and LEAST <= k < STEPS)
+            assert k == LEAST + 3 or (env_schedule == "first-come" and LEAST <= k < STEPS)
             if k not in short:
                 short[k] = trainer(ScriptedPreemption(None), "lockstep", **KINDS[kind] | dict(rollout_steps=k))
                 short[k].collect()
@@ -141,12 +143,12 @@ def test_a_preempted_rollout_is_the_beginning_of_a_whole_one(schedule, kind, mon
         assert all(k == STEPS for _, k in ends(preempted))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_episodes_continue_through_preempted_rollouts(schedule):
+@pytest.mark.parametrize("env_schedule", SCHEDULES)
+def test_episodes_continue_through_preempted_rollouts(env_schedule):
     """Preemption changes neither the envs' transitions nor statistics nor running returns."""
     preemption = ScriptedPreemption(1, None, 9, 2)
-    backend = "processes" if schedule == "first-come" else "serial"
-    found = trainer(preemption, schedule, kwargs={"longest": 30}, backend=backend, normalize_reward=True, gamma=0.9)
+    backend = "processes" if env_schedule == "first-come" else "serial"
+    found = trainer(preemption, env_schedule, kwargs={"longest": 30}, backend=backend, normalize_reward=True, gamma=0.9)
     with closing(found):
         seen, rewards, over = ([[] for _ in range(ENVS)] for _ in range(3))
         for _ in range(8):
@@ -184,7 +186,7 @@ def test_episodes_continue_through_preempted_rollouts(schedule):
 
 
 @pytest.mark.parametrize(
-    ("schedule", "name", "prioritized"),
+    ("env_schedule", "name", "prioritized"),
     [
         ("alternating", "Walk", False),
         ("first-come", "Walk", True),
@@ -192,15 +194,15 @@ def test_episodes_continue_through_preempted_rollouts(schedule):
         ("lockstep", "gym:Strider-v0", True),
     ],
 )
-def test_a_replay_bootstraps_where_rollouts_were_preempted(schedule, name, prioritized):
+def test_a_replay_bootstraps_where_rollouts_were_preempted(env_schedule, name, prioritized):
     """n-step windows end there with the next observation, stacks reach back over the gap, and no row in it is drawn."""
     n, gamma = 3, 0.9
     blocks = 6
     settings = dict(algo="dqn", n_step=n, gamma=gamma, prioritized=prioritized, frame_stack=2)
     settings |= dict(buffer_size=blocks * STEPS * ENVS)
-    backend = "processes" if schedule == "first-come" else "serial"
+    backend = "processes" if env_schedule == "first-come" else "serial"
     settings |= dict(backend=backend, learning_starts=10_000)
-    found = trainer(ScriptedPreemption(2, 8), schedule, name, kwargs={"longest": 30}, **settings)
+    found = trainer(ScriptedPreemption(2, 8), env_schedule, name, kwargs={"longest": 30}, **settings)
     with closing(found):
         made, preempted = (
             torch.zeros(blocks, STEPS, ENVS, dtype=torch.bool),
@@ -285,9 +287,9 @@ def test_preemption_is_refused_where_it_cannot_work(world, settings, message):
         make_job(world, device="cpu", **settings)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_rollout_as_long_as_the_frame_stack_cannot_be_preempted(schedule):
-    found = trainer(ScriptedPreemption(1), schedule, frame_stack=8, rollout_steps=8)
+@pytest.mark.parametrize("env_schedule", SCHEDULES)
+def test_a_rollout_as_long_as_the_frame_stack_cannot_be_preempted(env_schedule):
+    found = trainer(ScriptedPreemption(1), env_schedule, frame_stack=8, rollout_steps=8)
     with closing(found):
         found.collect()
         assert {k for _, k in ends(found)} == {8}

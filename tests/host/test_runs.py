@@ -31,7 +31,7 @@ SHORT = dict(
     ("backend", "steps"), [("native", 60_000), pytest.param("processes", 120_000, marks=pytest.mark.slow)]
 )
 def test_cartpole_is_learned(backend, steps, tmp_path):
-    host = dict(vec_backend=backend, schedule="lockstep")
+    host = dict(vec_backend=backend, env_schedule="lockstep")
     run = shoal.train(
         "gym:CartPole-v1",
         total_steps=steps,
@@ -49,7 +49,7 @@ def episodes(run):
 
 
 def test_a_resumed_run_continues_its_episode_totals(tmp_path):
-    host = dict(vec_backend="processes", num_workers=2, schedule="alternating", desync_steps=3)
+    host = dict(vec_backend="processes", num_workers=2, env_schedule="alternating", desync_steps=3)
     run = shoal.train(f"{HERE}:Walk", run_dir=tmp_path / "run", world_config=host, **SHORT)
     weights = torch.cat([p.flatten() for p in run.policies["agent"].parameters()]).clone()
     done = episodes(run)
@@ -90,7 +90,7 @@ def test_flags_of_host_worlds_need_no_prefix():
         '{"g": 5.0}',
         "--num-workers",
         "3",
-        "--schedule",
+        "--env-schedule",
         "first-come",
         "--vec-backend",
         "processes",

@@ -14,7 +14,7 @@ HERE = Path(__file__).parent / "envs.py"
 
 def trainer(name="Walk", kwargs=None, **settings):
     host = dict(vec_backend="processes", num_workers=settings.pop("num_workers", 2), desync_steps=5)
-    host["schedule"] = settings.pop("schedule", "lockstep")
+    host["env_schedule"] = settings.pop("env_schedule", "lockstep")
     host["num_env_slices"] = settings.pop("num_env_slices", 2)
     host["env_kwargs"] = kwargs or {}
     settings = (
@@ -23,9 +23,9 @@ def trainer(name="Walk", kwargs=None, **settings):
     return Trainer(make_job(f"{HERE}:{name}", world_config=host, **settings))
 
 
-def experience(schedule, updates=3, **settings):
+def experience(env_schedule, updates=3, **settings):
     made = []
-    found = trainer(schedule=schedule, **settings)
+    found = trainer(env_schedule=env_schedule, **settings)
     with closing(found.world):
         for _ in range(updates):
             found.collect()
@@ -36,7 +36,7 @@ def experience(schedule, updates=3, **settings):
     return made
 
 
-@pytest.mark.parametrize("schedule", ["alternating", "first-come"])
+@pytest.mark.parametrize("env_schedule", ["alternating", "first-come"])
 @pytest.mark.parametrize(
     "settings",
     [
@@ -47,8 +47,8 @@ def experience(schedule, updates=3, **settings):
     ],
     ids=["truncated", "stacked", "groups", "recurrent"],
 )
-def test_all_schedules_make_the_same_experience(schedule, settings):
-    for a, b in zip(experience("lockstep", **settings), experience(schedule, **settings), strict=True):
+def test_all_schedules_make_the_same_experience(env_schedule, settings):
+    for a, b in zip(experience("lockstep", **settings), experience(env_schedule, **settings), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
@@ -71,21 +71,21 @@ def test_envs_at_different_steps_act_together(settings):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("schedule", ["alternating", "first-come"])
-def test_there_can_be_three_env_slices_per_worker(schedule):
+@pytest.mark.parametrize("env_schedule", ["alternating", "first-come"])
+def test_there_can_be_three_env_slices_per_worker(env_schedule):
     settings = dict(kwargs={"truncate": True}, time_limit=11)
-    in_three = experience(schedule, num_env_slices=3, **settings)
+    in_three = experience(env_schedule, num_env_slices=3, **settings)
     for a, b in zip(experience("lockstep", **settings), in_three, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     with pytest.raises(ShoalError, match="--num-env-slices must be between 2 and 254"):
-        trainer(schedule=schedule, num_env_slices=1)
+        trainer(env_schedule=env_schedule, num_env_slices=1)
     with pytest.raises(ShoalError, match="--num-workers must be between 0 and 4096"):
-        trainer(schedule=schedule, num_workers=10**6)
+        trainer(env_schedule=env_schedule, num_workers=10**6)
 
 
-@pytest.mark.parametrize("schedule", ["lockstep", "alternating", "first-come"])
-def test_there_can_be_a_worker_for_every_env(schedule):
-    found = trainer(schedule=schedule, num_workers=6)
+@pytest.mark.parametrize("env_schedule", ["lockstep", "alternating", "first-come"])
+def test_there_can_be_a_worker_for_every_env(env_schedule):
+    found = trainer(env_schedule=env_schedule, num_workers=6)
     with closing(found.world):
         assert len(found.world.vector_env.runner.workers) == len(found.world.vector_env.env_slices) == 6
         found.collect()
@@ -121,7 +121,7 @@ def test_state_is_cleared_at_reset_only_steps():
 
 
 def test_a_rollout_holds_what_the_envs_did():
-    found = trainer(schedule="alternating", kwargs={"truncate": True}, time_limit=9)
+    found = trainer(env_schedule="alternating", kwargs={"truncate": True}, time_limit=9)
     with closing(found.world):
         for _ in range(3):
             found.collect()
@@ -144,7 +144,7 @@ def test_a_rollout_holds_what_the_envs_did():
 
 
 def test_auto_times_the_schedules_and_reports_them():
-    found = trainer(schedule="auto")
+    found = trainer(env_schedule="auto")
     with closing(found.world):
         assert found.collector.schedule in ("lockstep", "alternating", "first-come")
         line = found.collector.describe_stepping()[0]

@@ -52,9 +52,9 @@ class Reference:
 
 
 @pytest.mark.parametrize("backend", ["serial", "processes"])
-@pytest.mark.parametrize("schedule", ["lockstep", "auto"])
-def test_envs_do_what_they_do_alone(backend, schedule):
-    world = make("gym:CartPole-v1", 7, time_limit=15, vec_backend=backend, schedule=schedule)
+@pytest.mark.parametrize("env_schedule", ["lockstep", "auto"])
+def test_envs_do_what_they_do_alone(backend, env_schedule):
+    world = make("gym:CartPole-v1", 7, time_limit=15, vec_backend=backend, env_schedule=env_schedule)
     reference = Reference([gym.make("CartPole-v1").unwrapped for _ in range(7)], seed=3, limit=15)
     np.testing.assert_array_equal(world.reset(3).groups["agent"].observation[:, 0], np.array(reference.seen))
     random = np.random.default_rng(0)
@@ -279,7 +279,7 @@ def test_an_environment_that_cannot_be_made_says_why():
 
 
 def test_the_native_batch_of_cartpole_has_reset_only_steps():
-    world = make("gym:CartPole-v1", 16, vec_backend="native", schedule="lockstep")
+    world = make("gym:CartPole-v1", 16, vec_backend="native", env_schedule="lockstep")
     world.reset(0)
     assert "native" in world.vector_env.runner.describe()
     sits = torch.zeros(16, dtype=torch.bool)
@@ -313,7 +313,7 @@ def test_envpool_has_reset_only_steps_and_is_reproducible():
     pytest.importorskip("envpool")
     seen = []
     for _ in range(2):
-        world = make("envpool:CartPole-v1", 8, schedule="lockstep")
+        world = make("envpool:CartPole-v1", 8, env_schedule="lockstep")
         world.reset(7)
         for _ in range(60):
             out = world.step(torch.ones(8, 1, dtype=torch.int32))

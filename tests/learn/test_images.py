@@ -125,10 +125,10 @@ def test_one_pass_and_four_give_the_same_update(kind, optimizer, layers):
 PAPER = dict(
     optimizer="lamb",
     lr=5e-4,
-    lr_scale="sqrt",
+    lr_scaling="sqrt",
     lr_warmup=0.01,
     lr_schedule="cosine",
-    lr_final=0.01,
+    lr_final_fraction=0.01,
     epochs=1,
     num_minibatches=2,
     clip_range=0.2,
@@ -143,8 +143,8 @@ PAPER = dict(
 
 def test_the_settings_of_large_batches_are_flags():
     flags = """--encoder se-resnet9 --rnn lstm --rnn-size 512 --rnn-layers 2 --rollout-steps 32 --num-envs 64
-        --optimizer lamb --weight-decay 0.01 --lr 5e-4 --lr-scale sqrt --lr-batch 256 --lr-warmup 0.01
-        --lr-schedule cosine --lr-final 0.01 --epochs 1 --num-minibatches 2 --clip-range 0.2
+        --optimizer lamb --weight-decay 0.01 --lr 5e-4 --lr-scaling sqrt --lr-reference-batch 256 --lr-warmup 0.01
+        --lr-schedule cosine --lr-final-fraction 0.01 --epochs 1 --num-minibatches 2 --clip-range 0.2
         --vf-coef 0.5 --ent-coef 0.01 --gamma 0.99 --gae-lambda 0.95
         --no-normalize-advantage --max-grad-norm 1.0 --device cpu"""
     job = parse_job(WALLS, flags.split())
@@ -158,7 +158,7 @@ def test_the_settings_of_large_batches_are_flags():
 
 @pytest.mark.parametrize(("optimizer", "lr"), [("adam", 2e-3), pytest.param("lamb", 3e-2, marks=pytest.mark.slow)])
 def test_it_learns_from_images(optimizer, lr):
-    settings = dict(PAPER, optimizer=optimizer, lr=lr, lr_scale="none", epochs=2, encoder="se-resnet9-small")
+    settings = dict(PAPER, optimizer=optimizer, lr=lr, lr_scaling="none", epochs=2, encoder="se-resnet9-small")
     job = make_job(WALLS, num_envs=32, rollout_steps=8, total_steps=30 * 256, device="cpu", **settings)
     assert "envs x 1 agent(s)" in str(estimate(job, 2**30))
     trainer = Trainer(job)
@@ -172,7 +172,13 @@ def test_it_learns_from_images(optimizer, lr):
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, algo):
     """Lamb's state and the moments of colors are saved: an interrupted run ends with the same numbers."""
     small = dict(
-        num_envs=8, rollout_steps=6, eval_episodes=2, quiet=True, device="cpu", log_every=0.0, lr_schedule="none"
+        num_envs=8,
+        rollout_steps=6,
+        eval_episodes=2,
+        quiet=True,
+        device="cpu",
+        log_every_seconds=0.0,
+        lr_schedule="none",
     )
     small.update(algo=algo, encoder="se-resnet9-small", rnn="lstm", rnn_size=8, rnn_layers=2, optimizer="lamb")
     whole = shoal.train(WALLS, total_steps=4 * 48, run_dir=tmp_path / "whole", **small)

@@ -167,7 +167,9 @@ def test_the_entropy_coefficient_decays():
     """With a final fraction of 0.2, 1 - 0.75 x 0.8 = 0.4 of it remains after three quarters of the run."""
     policy = make_policy(PLAIN)
     rollout, reference = make_rollout(policy), copy.deepcopy(policy)
-    config = PPOConfig(lr=0.01, lr_schedule="none", epochs=1, num_minibatches=1, ent_coef=0.5, ent_coef_final=0.2)
+    config = PPOConfig(
+        lr=0.01, lr_schedule="none", epochs=1, num_minibatches=1, ent_coef=0.5, ent_coef_final_fraction=0.2
+    )
     made = PPO(policy, rollout, config)
     made.set_progress(0.75)
     made.update()
@@ -351,9 +353,9 @@ def test_minibatches_that_do_not_divide_are_refused(num_minibatches):
         (dict(gae_lambda=-0.1), "--gae-lambda.*-0.1"),
         (dict(max_grad_norm=0.0), "--max-grad-norm.*0.0"),
         (dict(epochs=0), "--epochs.*0"),
-        (dict(lr_batch=0), "--lr-batch.*0"),
+        (dict(lr_reference_batch=0), "--lr-reference-batch.*0"),
         (dict(lr_warmup=1.0), "--lr-warmup.*1.0"),
-        (dict(lr_final=-0.1), "--lr-final.*-0.1"),
+        (dict(lr_final_fraction=-0.1), "--lr-final-fraction.*-0.1"),
         (dict(weight_decay=-1.0), "--weight-decay.*-1.0"),
         (dict(optimizer="gae_lambda"), "--optimizer.*gae_lambda"),
         (dict(lr_schedule="cosin"), "--lr-schedule.*cosin"),
@@ -412,7 +414,7 @@ def test_the_learning_rate_decays_to_zero():
         assert found == pytest.approx(expected)
 
 
-SQRT = dict(lr=5e-4, lr_scale="sqrt", lr_warmup=0.01, lr_schedule="cosine", lr_final=0.01)
+SQRT = dict(lr=5e-4, lr_scaling="sqrt", lr_warmup=0.01, lr_schedule="cosine", lr_final_fraction=0.01)
 
 
 @pytest.mark.parametrize(
@@ -420,9 +422,9 @@ SQRT = dict(lr=5e-4, lr_scale="sqrt", lr_warmup=0.01, lr_schedule="cosine", lr_f
     [
         (SQRT, {0.0: 0.0, 0.004: 0.4, 0.01: 1.0, 0.505: 0.505, 1.0: 0.01, 1.1: 0.01}),
         (dict(lr_schedule="cosine"), {0.0: 1.0, 1 / 3: 0.75, 0.5: 0.5, 2 / 3: 0.25, 1.0: 0.0}),
-        (dict(lr_schedule="linear", lr_final=0.5), {0.0: 1.0, 0.5: 0.75, 1.0: 0.5}),
+        (dict(lr_schedule="linear", lr_final_fraction=0.5), {0.0: 1.0, 0.5: 0.75, 1.0: 0.5}),
         (dict(lr_schedule="linear", lr_warmup=0.5), {0.25: 0.5, 0.5: 1.0, 0.75: 0.5, 1.0: 0.0}),
-        (dict(lr_schedule="none", lr_warmup=0.1, lr_final=0.3), {0.05: 0.5, 0.1: 1.0, 1.0: 1.0}),
+        (dict(lr_schedule="none", lr_warmup=0.1, lr_final_fraction=0.3), {0.05: 0.5, 0.1: 1.0, 1.0: 1.0}),
     ],
 )
 def test_learning_rate_schedules(settings, shares):
@@ -438,7 +440,7 @@ def test_learning_rates_grow_with_the_mini_batch():
     for kind, config, batch in ((PPO, PPOConfig, SAMPLES // 2), (A2C, A2CConfig, SAMPLES)):
         more = dict(num_minibatches=2) if kind is PPO else {}
         for rule, factor in (("none", 1.0), ("sqrt", (batch / 6) ** 0.5), ("linear", batch / 6)):
-            made = learner(kind, policy, rollout, config(lr=0.01, lr_scale=rule, lr_batch=6, **more))
+            made = learner(kind, policy, rollout, config(lr=0.01, lr_scaling=rule, lr_reference_batch=6, **more))
             assert float(made.optimizer.lr) == pytest.approx(0.01 * factor)
             assert made.peak_lr == pytest.approx(0.01 * factor)
     assert PPOConfig(**SQRT).peak_lr(1024) == pytest.approx(1e-3)
@@ -449,7 +451,7 @@ def test_the_description_of_updates():
     rollout = make_rollout(policy)
     plain = PPO(policy, rollout, PPOConfig(num_minibatches=2)).describe()
     assert plain == "Adam, mini-batches of 24 samples, learning rate 0.0003, linear decay to 0"
-    config = PPOConfig(**SQRT, lr_batch=6, num_minibatches=2, optimizer="lamb", micro_batch_size=8)
+    config = PPOConfig(**SQRT, lr_reference_batch=6, num_minibatches=2, optimizer="lamb", micro_batch_size=8)
     assert PPO(policy, rollout, config).describe() == (
         "Lamb, weight decay 0.01, mini-batches of 24 samples in 3 passes, learning rate "
         "0.0005 x sqrt(24 / 6) = 0.001, warmup over 1 % of the run, cosine decay to 1 % of it"

@@ -387,7 +387,13 @@ def test_only_a_policy_with_an_rnn_solves_recall(rnn, least, most):
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, algo):
     """With frame stacking and truncated episodes, an interrupted run ends with the same numbers."""
     small = dict(
-        num_envs=32, rollout_steps=8, eval_episodes=4, quiet=True, device="cpu", log_every=0.0, lr_schedule="none"
+        num_envs=32,
+        rollout_steps=8,
+        eval_episodes=4,
+        quiet=True,
+        device="cpu",
+        log_every_seconds=0.0,
+        lr_schedule="none",
     )
     small.update(algo=algo, rnn="gru", rnn_size=8, rnn_layers=2, frame_stack=3, time_limit=11, normalize_obs=True)
     whole = shoal.train("cartpole", total_steps=6 * 256, run_dir=tmp_path / "whole", **small)
@@ -407,7 +413,7 @@ def test_one_of_two_groups_can_have_an_rnn():
         rollout_steps=8,
         hidden=(8,),
     )
-    job = make_job("tag-continuous", device="cpu", per_group=("runner.rnn=lstm", "runner.rnn-size=5"), **settings)
+    job = make_job("tag-continuous", device="cpu", group_settings=("runner.rnn=lstm", "runner.rnn-size=5"), **settings)
     trainer = Trainer(job)
     before = {name: learner.optimizer.flat.clone() for name, learner in trainer.learners.items()}
     for _ in range(3):

@@ -49,11 +49,11 @@ def opened_worlds(**common):
             world.close()
 
 
-def pathfinder(corners, body: Body | None = None, grid_size: float = 0.1, levels: int = 1) -> Pathfinder:
+def pathfinder(corners, body: Body | None = None, cell_size: float = 0.1, levels: int = 1) -> Pathfinder:
     """A pathfinder for the ground of some triangles."""
     packed = pack_scene(make_scene(corners))
-    cells = GroundMemory.cells_needed(packed.bounds, grid_size) * levels
-    return Pathfinder(GroundMemory(SceneMemory.holding([packed], "cpu"), cells, body, grid_size))
+    cells = GroundMemory.cells_needed(packed.bounds, cell_size) * levels
+    return Pathfinder(GroundMemory(SceneMemory.holding([packed], "cpu"), cells, body, cell_size))
 
 
 def box_distance(points, blocks):

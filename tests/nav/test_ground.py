@@ -67,7 +67,7 @@ def test_walls_block_at_any_offset_to_the_grid(thickness):
 
 def test_too_large_cells_are_refused():
     with pytest.raises(ShoalError, match=r"below 0\.198, twice the agent's radius"):
-        pathfinder(room(), grid_size=0.2)
+        pathfinder(room(), cell_size=0.2)
     with pytest.raises(ShoalError, match=r"below 0\.098"):
         pathfinder(room(), Body(radius=0.05))
 
@@ -190,7 +190,7 @@ def flood_fill(ground: GroundMemory) -> np.ndarray:
     height = found.height.astype(np.float64).reshape(levels, depth, width)
     clear = found.clearance.astype(np.float64).reshape(height.shape)
     stands = (found.clearance >= np.float32(body.radius - 1e-3)).reshape(height.shape)
-    margin = (found.clearance >= np.float32(body.radius - MARGIN_FRACTION * ground.grid_size)).reshape(
+    margin = (found.clearance >= np.float32(body.radius - MARGIN_FRACTION * ground.cell_size)).reshape(
         height.shape
     ) & ~stands
 
@@ -248,7 +248,7 @@ def test_regions_equal_a_flood_fill(seed):
     low = rng.uniform(0, (9, 7), (12, 2))
     high = low + rng.uniform(0.1, 3.0, (12, 2)) * np.where(rng.random((12, 1)) < 0.5, (1, 0.1), (0.1, 1))
     boxes = [(*a, *np.minimum(b, (10, 8)), rng.choice([0.15, 0.3, 1.0, 2.6])) for a, b in zip(low, high, strict=True)]
-    ground = pathfinder(room(boxes=boxes), grid_size=0.19, levels=2).ground
+    ground = pathfinder(room(boxes=boxes), cell_size=0.19, levels=2).ground
     np.testing.assert_array_equal(ground.surveys[0].region, flood_fill(ground))
 
 
@@ -322,9 +322,9 @@ def computed(monkeypatch):
     return calls
 
 
-def survey(scene, body=None, grid_size=0.1, levels=1) -> GroundMemory:
+def survey(scene, body=None, cell_size=0.1, levels=1) -> GroundMemory:
     memory = SceneMemory.holding([scene], "cpu")
-    ground = GroundMemory(memory, GroundMemory.cells_needed(scene.bounds, grid_size) * levels + 7, body, grid_size)
+    ground = GroundMemory(memory, GroundMemory.cells_needed(scene.bounds, cell_size) * levels + 7, body, cell_size)
     for part in (ground.height, ground.clearance, ground.region):
         part.fill_(5)  # leftovers of another scene
     ground.survey(0)
@@ -357,7 +357,7 @@ def test_cached_ground_equals_computed_ground(scene, computed, tmp_path, levels)
 
 def test_every_setting_of_the_ground_changes_the_cache_entry(scene, computed):
     for count, settings in enumerate(
-        [{}, dict(body=Body(radius=0.2)), dict(body=Body(max_slope=30.0)), dict(grid_size=0.15), dict(levels=2)],
+        [{}, dict(body=Body(radius=0.2)), dict(body=Body(max_slope=30.0)), dict(cell_size=0.15), dict(levels=2)],
         start=1,
     ):
         survey(scene, **settings)

@@ -258,7 +258,7 @@ def run(scenes, tmp_path_factory):
         quiet=True,
         device="cpu",
         compile="off",
-        log_every=0.0,
+        log_every_seconds=0.0,
         run_dir=tmp_path_factory.mktemp("runs") / "run",
         world_config=dict(config, max_steps=40),
     )

@@ -238,7 +238,7 @@ def test_a_mesh_in_the_wrong_unit_is_refused(tmp_path, monkeypatch):
 
 def test_invalid_settings_are_refused():
     bad = dict(
-        grid_size=0.2,
+        cell_size=0.2,
         goals_per_scene=0,
         agent_radius=-1.0,
         agent_height=0.0,

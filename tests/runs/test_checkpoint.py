@@ -210,7 +210,7 @@ def test_a_full_disk_while_old_ones_are_stripped_spoils_no_save(tmp_path, monkey
 def test_a_folder_with_policies_only_is_refused(saved):
     for path in saved.glob("step_*"):
         strip_checkpoint(path)
-    with pytest.raises(ShoalError, match="holds policies only; start another run, with --load"):
+    with pytest.raises(ShoalError, match="holds policies only; start another run, with --load-policy"):
         load_latest(saved, "cpu", pytest.fail)
 
 
@@ -281,7 +281,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(tmp_path, value):
     with pytest.raises(ShoalError, match=sentence):
         load_run(run.path, "128", others=(f"cart={run.path}",))
     with pytest.raises(ShoalError, match=sentence):
-        shoal.train("cartpole", total_steps=128, run_dir=tmp_path / "new", load=(f"cart={run.path}",), **SMALL)
+        shoal.train("cartpole", total_steps=128, run_dir=tmp_path / "new", load_policy=(f"cart={run.path}",), **SMALL)
     assert not (tmp_path / "new").exists()
     assert shoal.resume(run.path, total_steps=384).folder.scores()  # from the checkpoint before
     assert (run.folder.checkpoints / "damaged_step_000000000256").is_dir()

@@ -13,7 +13,7 @@ from shoal.core.wrappers import FrameStack, TimeLimit
 from shoal.runs.evaluation import SCENES_SHOWN, Evaluation, Score, _evaluation, confidence, student
 from tests.helpers import Counting
 
-SMALL = dict(num_envs=16, rollout_steps=8, eval_episodes=2, quiet=True, device="cpu", log_every=0.0)
+SMALL = dict(num_envs=16, rollout_steps=8, eval_episodes=2, quiet=True, device="cpu", log_every_seconds=0.0)
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ COMMANDS = {
     "record": "record RUN --envs 1 --steps 1 --out NEW.png --device cpu",
     "plot": "plot RUN",
     "resume": "resume RUN --total-steps 256 --quiet",
-    "load": f"train cartpole --load cart=RUN --run-dir NEW --total-steps 64 --eval-episodes 0 {FLAGS}",
+    "load": f"train cartpole --load-policy cart=RUN --run-dir NEW --total-steps 64 --eval-episodes 0 {FLAGS}",
     "train": f"train cartpole --run-dir RUN --total-steps 64 --eval-episodes 0 {FLAGS}",
 }
 

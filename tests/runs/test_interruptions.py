@@ -84,7 +84,9 @@ NAN_RUN = dict(num_envs=16, rollout_steps=8, total_steps=16 * 8 * 10, device="cp
 
 
 @pytest.mark.parametrize(
-    "settings", [dict(log_every=0.0), dict(log_every=0.0, target_kl=0.02), dict(log_every=1e9)], ids=str
+    "settings",
+    [dict(log_every_seconds=0.0), dict(log_every_seconds=0.0, target_kl=0.02), dict(log_every_seconds=1e9)],
+    ids=str,
 )
 def test_nan_is_caught_with_env_field_and_state(tmp_path, settings):
     """Also with a KL stop, which a number that is not one must not set off, and between two log lines."""

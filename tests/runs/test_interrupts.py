@@ -22,8 +22,16 @@ HANGS = {
     "in native code": ["Stuck", "--world.native"],
     "asynchronous": ["Stuck", "--asynchronous"],
     "A3C": ["Stuck", "--algo", "a3c", "--actors", "2"],
-    "in an env of this process": ["StuckEnv", "--vec-backend", "serial", "--schedule", "lockstep"],
-    "in a worker process": ["StuckEnv", "--vec-backend", "processes", "--num-workers", "2", "--schedule", "lockstep"],
+    "in an env of this process": ["StuckEnv", "--vec-backend", "serial", "--env-schedule", "lockstep"],
+    "in a worker process": [
+        "StuckEnv",
+        "--vec-backend",
+        "processes",
+        "--num-workers",
+        "2",
+        "--env-schedule",
+        "lockstep",
+    ],
     "in several processes": ["Stuck", "--processes", "2"],
 }
 
@@ -93,7 +101,7 @@ def test_signals_at_the_same_time_are_one_request(monkeypatch):
 
 
 def test_a_hangup_saves(tmp_path):
-    process = start(["train", "cartpole", *FLAGS, "--log-every", "0"], tmp_path)
+    process = start(["train", "cartpole", *FLAGS, "--log-every-seconds", "0"], tmp_path)
     wait_until((tmp_path / "run/metrics.jsonl").exists)
     os.kill(process.pid, signal.SIGHUP)
     process.join(60)
@@ -108,7 +116,7 @@ def ignore_hangup():
 
 @pytest.mark.parametrize("flags", [[], pytest.param(["--processes", "2"], marks=pytest.mark.slow)], ids=str)
 def test_an_ignored_hangup_stays_ignored(flags, tmp_path):
-    process = start(["train", "cartpole", *FLAGS, "--log-every", "0", *flags], tmp_path, before=ignore_hangup)
+    process = start(["train", "cartpole", *FLAGS, "--log-every-seconds", "0", *flags], tmp_path, before=ignore_hangup)
     wait_until((tmp_path / "run/metrics.jsonl").exists)
     os.kill(process.pid, signal.SIGHUP)
     steps = RunFolder(tmp_path / "run").metrics()[-1]["steps"]

@@ -20,7 +20,7 @@ from shoal.training.trainer import Trainer
 from tests.states import assert_equal_states, last_state
 
 ROOT = Path(__file__).parents[2]
-SMALL = dict(num_envs=32, rollout_steps=8, eval_episodes=4, quiet=True, device="cpu", log_every=0.0)
+SMALL = dict(num_envs=32, rollout_steps=8, eval_episodes=4, quiet=True, device="cpu", log_every_seconds=0.0)
 STEPS = 32 * 8
 
 

@@ -102,8 +102,8 @@ def ways_to_open(path: Path):
     return {
         "eval and record": lambda: shoal.load_run(path),
         "resume": lambda: shoal.resume(path, total_steps=128),
-        "train --load": lambda: make_job("cartpole", load=(f"cart={path}",), device="cpu"),
-        "eval --load": lambda: shoal.load_run(path.parent / "other", others=(f"cart={path}",)),
+        "train --load-policy": lambda: make_job("cartpole", load_policy=(f"cart={path}",), device="cpu"),
+        "eval --load-policy": lambda: shoal.load_run(path.parent / "other", others=(f"cart={path}",)),
     }
 
 
@@ -118,7 +118,7 @@ EVIL = {
     "a module above PettingZoo": dict(world="zoo:..evil"),
     "a network": dict(encoder="evil.py:Net"),
     "a network of a module": dict(encoder="evil:Net"),
-    "a network of one group": dict(per_group=["cart.encoder=evil.py:Net"]),
+    "a network of one group": dict(group_settings=["cart.encoder=evil.py:Net"]),
 }
 
 
@@ -174,7 +174,7 @@ def test_a_run_of_another_user_needs_trust_and_says_what_would_run(own, tmp_path
         dict(code=[]),
         dict(code="all"),
         dict(code=[{"reference": 3}]),
-        dict(per_group=["agent.encoder=other.py:Net"]),
+        dict(group_settings=["agent.encoder=other.py:Net"]),
     ],
     ids=str,
 )
@@ -320,9 +320,9 @@ def test_sizes_that_cannot_be_are_refused(plain, tmp_path, settings):
         (dict(device="cuda:99"), r"config\.json: device cuda:99: "),
         (dict(device="gpu"), "a GPU is called cuda"),
         (dict(asynchronous=True, learner_device="meta"), "There is no device 'meta'"),
-        (dict(freeze=["cart"]), "no policy is left to train"),
-        (dict(freeze=["missing"]), "group to freeze"),
-        (dict(per_group=["missing.lr=1"]), "group in --per-group"),
+        (dict(freeze_groups=["cart"]), "no policy is left to train"),
+        (dict(freeze_groups=["missing"]), "group to freeze"),
+        (dict(group_settings=["missing.lr=1"]), "group in --group-settings"),
         (dict(rnn="lstm", num_envs=3), "divide"),
         (dict(sync_frac=0.5), "--sync-frac is for envs on the host"),
     ],

@@ -277,7 +277,7 @@ def test_the_floor_of_a_cabin_is_connected(cabins):
         rooms = np.where(low, [plan.room_at(x, y) for x, y, _ in cells], -1)
         share = main[rooms >= 0].mean()
         assert share > 0.7, f"{scene.name}: only {share:.0%} of the floor is connected"
-        assert (main & (rooms >= 0)).sum() * ground.grid_size**2 > 5.0, scene.name
+        assert (main & (rooms >= 0)).sum() * ground.cell_size**2 > 5.0, scene.name
         assert set(rooms[main & (rooms >= 0)]) == set(range(len(plan.rooms))), f"{scene.name}: a room is shut"
 
 

@@ -23,7 +23,7 @@ class Cell:
         return [self.world, *text.split(), *f"--checkpoint-every {total // 8} {COMMON}".split()]
 
 
-COMMON = "--eval-episodes 2 --log-every 0.2 --compile off --threads 1 --device cpu"
+COMMON = "--eval-episodes 2 --log-every-seconds 0.2 --compile off --threads 1 --device cpu"
 Q = "--batch-size 128 --learning-starts 1024 --buffer-size 20000"
 
 CELLS = {
@@ -51,13 +51,13 @@ CELLS = {
     "sac": Cell("pendulum", f"--algo sac {Q}", 15_000),
     "pointnav": Cell("pointnav", "--algo ppo", 20_000, num_envs=16, equal=False),
     "host-lockstep": Cell(
-        "gym:CartPole-v1", "--vec-backend processes --schedule lockstep", 60_000, 16, 32, equal=False
+        "gym:CartPole-v1", "--vec-backend processes --env-schedule lockstep", 60_000, 16, 32, equal=False
     ),
     "host-alternating": Cell(
-        "gym:CartPole-v1", "--vec-backend processes --schedule alternating", 60_000, 16, 32, equal=False
+        "gym:CartPole-v1", "--vec-backend processes --env-schedule alternating", 60_000, 16, 32, equal=False
     ),
     "host-first-come": Cell(
-        "gym:CartPole-v1", "--vec-backend processes --schedule first-come", 60_000, 16, 32, equal=False
+        "gym:CartPole-v1", "--vec-backend processes --env-schedule first-come", 60_000, 16, 32, equal=False
     ),
     "host-native": Cell("gym:CartPole-v1", "--vec-backend native", 100_000, 16, 32, equal=False),
     "host-appo": Cell("gym:CartPole-v1", "--algo appo --vec-backend processes", 60_000, 16, 32, equal=False),

@@ -20,7 +20,7 @@ from shoal.training.memory_estimate import estimate
 from shoal.training.trainer import Trainer
 from tests.states import assert_equal_states, last_state
 
-SMALL = dict(num_envs=8, rollout_steps=4, eval_episodes=4, quiet=True, device="cpu", log_every=0.0)
+SMALL = dict(num_envs=8, rollout_steps=4, eval_episodes=4, quiet=True, device="cpu", log_every_seconds=0.0)
 STEPS = 8 * 4
 Q = dict(batch_size=32, buffer_size=800, learning_starts=100, replay_ratio=1.7)
 KINDS = {
@@ -176,7 +176,7 @@ def test_lag_is_reported_and_within_its_limit(max_policy_lag):
 @pytest.mark.parametrize("schedule", ["lockstep", "alternating", "first-come"])
 def test_players_get_newer_weights_in_the_middle_of_a_rollout(schedule):
     """The first rollout is learned from while the second is half made, whose later steps then know of it."""
-    host = dict(schedule=schedule, vec_backend="processes", num_workers=3, desync_steps=0)
+    host = dict(env_schedule=schedule, vec_backend="processes", num_workers=3, desync_steps=0)
     settings = {
         **SMALL,
         "rollout_steps": 20,
@@ -243,13 +243,13 @@ def test_acting_policies_have_the_loaded_weights(tmp_path):
 @pytest.mark.parametrize("max_policy_lag", [0, 3])
 def test_memory_estimate_includes_queued_rollouts(max_policy_lag):
     settings = {**SMALL, "num_envs": 64, "total_steps": 40 * STEPS}
-    plain = make_job("tag-grid", algo="ppo", freeze=("runner",), one_policy=False, **settings)
+    plain = make_job("tag-grid", algo="ppo", freeze_groups=("runner",), one_policy=False, **settings)
     both = make_job(
         "tag-grid",
         algo="ppo",
         asynchronous=True,
         max_policy_lag=max_policy_lag,
-        freeze=("runner",),
+        freeze_groups=("runner",),
         one_policy=False,
         **settings,
     )
@@ -279,7 +279,7 @@ def test_it_learns_with_much_lag(tmp_path):
 
 
 def test_several_groups_learn_and_frozen_ones_stay(tmp_path):
-    settings = {**SMALL, "total_steps": 20 * STEPS, "one_policy": False, "freeze": ("runner",)}
+    settings = {**SMALL, "total_steps": 20 * STEPS, "one_policy": False, "freeze_groups": ("runner",)}
     run = shoal.train("tag-grid", algo="impala", run_dir=tmp_path / "run", **settings)
     fresh = Trainer(make_job("tag-grid", algo="a2c", **settings))
     state = last_state(run.path)

@@ -61,7 +61,7 @@ def test_one_policy_walks_as_two_copies_of_it_would():
 
 
 def test_groups_have_separate_settings():
-    made = job(per_group=("runner.lr=5e-3", "runner.hidden=4,6", "tagger.normalize-obs=true"), lr=1e-3)
+    made = job(group_settings=("runner.lr=5e-3", "runner.hidden=4,6", "tagger.normalize-obs=true"), lr=1e-3)
     trainer = Trainer(made)
     assert trainer.learners["runner"].config.lr == 5e-3
     assert trainer.learners["tagger"].config.lr == 1e-3
@@ -78,15 +78,15 @@ def test_a_flag_for_all_groups_beats_a_world_s_setting_for_one():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(per_group="runer.lr=1"), "runner"),
-        (dict(per_group="runner.rl=1"), "lr"),
-        (dict(per_group="runner.lr=fast"), "fast"),
-        (dict(per_group="runner.lr=-1"), "lr must be above 0"),
-        (dict(per_group="lr=1"), "GROUP.SETTING=VALUE"),
-        (dict(freeze="runer"), "runner"),
-        (dict(freeze=("runner", "tagger")), "no policy is left"),
-        (dict(load="runner"), "GROUP=RUN"),
-        (dict(load="runner=nowhere"), "nowhere"),
+        (dict(group_settings="runer.lr=1"), "runner"),
+        (dict(group_settings="runner.rl=1"), "lr"),
+        (dict(group_settings="runner.lr=fast"), "fast"),
+        (dict(group_settings="runner.lr=-1"), "lr must be above 0"),
+        (dict(group_settings="lr=1"), "GROUP.SETTING=VALUE"),
+        (dict(freeze_groups="runer"), "runner"),
+        (dict(freeze_groups=("runner", "tagger")), "no policy is left"),
+        (dict(load_policy="runner"), "GROUP=RUN"),
+        (dict(load_policy="runner=nowhere"), "nowhere"),
         (dict(num_envs=-3), "num-envs"),
     ],
 )
@@ -96,7 +96,7 @@ def test_mistakes_are_named_before_anything_is_allocated(changes, message):
 
 
 def test_a_frozen_group_acts_but_does_not_learn():
-    trainer = Trainer(job(freeze="runner"))
+    trainer = Trainer(job(freeze_groups="runner"))
     before = {name: [p.clone() for p in policy.parameters()] for name, policy in trainer.policies.items()}
     for _ in range(3):
         trainer.iterate()
@@ -112,7 +112,13 @@ def test_a_group_starts_with_the_policy_of_another_run(tmp_path):
     """Its network comes along, even where this run's is another; frozen, it stays as it is; resumed, too."""
     short = dict(total_steps=256, eval_episodes=4, quiet=True)
     shoal.train("tag-continuous", **{**SQUARE, **short}, run_dir=tmp_path / "one", seed=3)
-    settings = {**SQUARE, **short, "hidden": (5, 5), "load": f"runner={tmp_path / 'one'}", "freeze": "runner"}
+    settings = {
+        **SQUARE,
+        **short,
+        "hidden": (5, 5),
+        "load_policy": f"runner={tmp_path / 'one'}",
+        "freeze_groups": "runner",
+    }
     shoal.train("tag-continuous", **settings, run_dir=tmp_path / "two", seed=4)
     states = [load_checkpoint(load_run(tmp_path / n).folder.pick("last"), "cpu").state for n in ("one", "two")]
     names = [name for name in states[0] if name.startswith("policy.runner.")]

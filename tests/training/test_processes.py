@@ -33,7 +33,13 @@ from shoal.training.trainer import Trainer
 ENVS, ROLLOUT = 16, 8
 STEPS = ENVS * ROLLOUT
 SMALL = dict(
-    num_envs=ENVS, rollout_steps=ROLLOUT, eval_episodes=2, quiet=True, device="cpu", log_every=0.0, hidden=(16, 16)
+    num_envs=ENVS,
+    rollout_steps=ROLLOUT,
+    eval_episodes=2,
+    quiet=True,
+    device="cpu",
+    log_every_seconds=0.0,
+    hidden=(16, 16),
 )
 
 # --- two processes that are kept for all tests ------------------------------------------------------------------
@@ -242,7 +248,7 @@ def test_stragglers_are_preempted(pair, algo):
     """The second process is slow: its rollouts end when the first has finished, and both learn from all there is."""
     settings = dict(num_envs=8, rollout_steps=32, device="cpu", hidden=(16,), total_steps=1024, algo=algo)
     settings |= dict(Q) if algo == "dqn" else dict(num_minibatches=2, epochs=2)
-    settings["world_config"] = dict(vec_backend="serial", desync_steps=0, schedule="lockstep")
+    settings["world_config"] = dict(vec_backend="serial", desync_steps=0, env_schedule="lockstep")
     (all_made, fraction, first), (some_made, other_fraction, second) = pair.run(raced, 0.5, settings)
     assert all(max(both) == 1.0 for both in zip(all_made, some_made, strict=True))
     assert min(some_made) < 1.0 <= max(all_made)

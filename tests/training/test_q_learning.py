@@ -14,7 +14,7 @@ from shoal.training.memory_estimate import estimate
 from shoal.training.trainer import Trainer
 from tests.states import assert_equal_states, last_state
 
-SMALL = dict(num_envs=8, rollout_steps=4, eval_episodes=4, quiet=True, device="cpu", log_every=0.0)
+SMALL = dict(num_envs=8, rollout_steps=4, eval_episodes=4, quiet=True, device="cpu", log_every_seconds=0.0)
 SMALL_Q = dict(batch_size=32, buffer_size=800, learning_starts=100, replay_ratio=1.7)
 STEPS = 8 * 4
 EVERYTHING = dict(double_q=True, dueling=True, prioritized=True, atoms=11, v_min=0.0, v_max=100.0, noisy=True, n_step=3)
@@ -154,13 +154,13 @@ def test_invalid_combinations_exit_2_with_one_sentence(words, answer, tmp_path, 
 def test_a_policy_of_another_kind_is_not_loaded(tmp_path):
     shoal.train("cartpole", algo="ppo", total_steps=512, run_dir=tmp_path / "a", **{**SMALL, "num_envs": 16})
     with pytest.raises(ShoalError, match="trained with ppo"):
-        make_job("cartpole", algo="dqn", load=f"cart={tmp_path / 'a'}", **SMALL)
+        make_job("cartpole", algo="dqn", load_policy=f"cart={tmp_path / 'a'}", **SMALL)
     run = shoal.train("cartpole", algo="rainbow", total_steps=512, run_dir=tmp_path / "b", **SMALL, **SMALL_Q)
-    made = make_job("cartpole", algo="dqn", load=f"cart={run.path}", **SMALL)
+    made = make_job("cartpole", algo="dqn", load_policy=f"cart={run.path}", **SMALL)
     assert made.for_policy("cart").learn.atoms == 51
     settings = {**SMALL, **SMALL_Q, "learning_starts": 10**6}
     again = shoal.train(
-        "cartpole", algo="dqn", total_steps=64, load=f"cart={run.path}", run_dir=tmp_path / "c", **settings
+        "cartpole", algo="dqn", total_steps=64, load_policy=f"cart={run.path}", run_dir=tmp_path / "c", **settings
     )
     state, first = last_state(again.path), load_run(run.path).policies["cart"]
     weight = first.head.linear.weight.detach().flatten()

@@ -15,7 +15,14 @@ from tests.learn.test_recurrent import RECALL
 from tests.states import assert_equal_states, last_state
 
 SMALL = dict(
-    num_envs=8, rollout_steps=4, eval_episodes=4, quiet=True, device="cpu", log_every=0.0, hidden=(8,), rnn_size=6
+    num_envs=8,
+    rollout_steps=4,
+    eval_episodes=4,
+    quiet=True,
+    device="cpu",
+    log_every_seconds=0.0,
+    hidden=(8,),
+    rnn_size=6,
 )
 SMALL_Q = dict(batch_size=32, buffer_size=1600, learning_starts=100, replay_ratio=1.7, burn_in=4, sequence_length=8)
 STEPS = 8 * 4
@@ -82,7 +89,7 @@ def test_the_replay_ratio_stays_exact():
 
 
 def test_one_group_of_two_may_remember():
-    settings = {**SMALL, **SMALL_Q, "per_group": ("runner.rnn=lstm", "runner.burn_in=8")}
+    settings = {**SMALL, **SMALL_Q, "group_settings": ("runner.rnn=lstm", "runner.burn_in=8")}
     trainer = Trainer(make_job("tag-grid", algo="dqn", one_policy=False, total_steps=1e6, **settings))
     before = {name: learner.optimizer.flat.clone() for name, learner in trainer.learners.items()}
     for _ in range(12):
@@ -100,7 +107,7 @@ def test_a_policy_that_remembers_is_loaded_with_its_core(tmp_path):
     run = shoal.train("cartpole", algo="r2d2", total_steps=512, run_dir=tmp_path / "a", **SMALL, **SMALL_Q)
     settings = {**SMALL, **SMALL_Q, "learning_starts": 10**6}
     again = shoal.train(
-        "cartpole", algo="dqn", load=f"cart={run.path}", total_steps=64, run_dir=tmp_path / "b", **settings
+        "cartpole", algo="dqn", load_policy=f"cart={run.path}", total_steps=64, run_dir=tmp_path / "b", **settings
     )
     own = load_run(again.path).policies["cart"]
     for name, tensor in load_run(run.path).policies["cart"].state_dict().items():

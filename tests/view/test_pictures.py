@@ -21,7 +21,7 @@ from shoal.tools.bench import bench_stepping, bench_training
 from shoal.view.plot import plot_bench, plot_runs
 from shoal.view.video import SQUARE, contact_sheet, frames, record
 
-SMALL = dict(num_envs=16, rollout_steps=8, eval_episodes=2, quiet=True, device="cpu", log_every=0.0)
+SMALL = dict(num_envs=16, rollout_steps=8, eval_episodes=2, quiet=True, device="cpu", log_every_seconds=0.0)
 
 
 @pytest.fixture(scope="module")
