@@ -103,9 +103,8 @@ def _compile_triton(name: str, arch: int, tools: str | None) -> list[Row]:
     cubin = _worker["folder"] / "triton.cubin"
     cubin.write_bytes(made.asm["cubin"])
     (row,) = read_cubin(cubin, str(tools)).values()
-    return [
-        dict(kernel=name, arch=arch, **row | dict(shared_encoder=made.metadata.shared))
-    ]  # it is allocated at the launch
+    # Triton allocates shared memory at the launch.
+    return [dict(kernel=name, arch=arch, **row | dict(shared=made.metadata.shared))]
 
 
 # --- reading machine code --------------------------------------------------------------------------------------------
@@ -133,7 +132,7 @@ def read_resources(text: str) -> dict[str, Row]:
     """Registers, stack and shared memory, as cuobjdump prints them."""
     pattern = r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)"
     return {
-        name: dict(registers=int(registers), stack=int(stack), shared_encoder=int(shared))
+        name: dict(registers=int(registers), stack=int(stack), shared=int(shared))
         for name, registers, stack, shared in re.findall(pattern, text)
     }
 

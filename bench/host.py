@@ -102,15 +102,15 @@ def rows_of(kind, what, rates, ratios):
 def stepping(seconds):
     rows = []
     for name in ("CartPole-v1", "LunarLander-v3"):
-        contestants = {
+        candidates = {
             "SyncVectorEnv": gymnasium_stepper(name, "sync", ENVS),
             "AsyncVectorEnv": gymnasium_stepper(name, "async", ENVS),
             "SubprocVecEnv": stable_baselines_stepper(name, ENVS),
             "shoal": shoal_stepper(f"gym:{name}", ENVS, vec_backend="processes"),
         }
         if name == "CartPole-v1":
-            contestants["shoal, native batch"] = shoal_stepper(f"gym:{name}", ENVS, vec_backend="native")
-        rates = alternating_rates(contestants, seconds)
+            candidates["shoal, native batch"] = shoal_stepper(f"gym:{name}", ENVS, vec_backend="native")
+        rates = alternating_rates(candidates, seconds)
         peers = ("SyncVectorEnv", "AsyncVectorEnv", "SubprocVecEnv")
         rows += rows_of("stepping", f"{name}, {ENVS} envs", rates, [("shoal", peer) for peer in peers])
     return rows
@@ -119,22 +119,22 @@ def stepping(seconds):
 def atari(seconds):
     rows = []
     for game in ("pong", "breakout"):
-        contestants = {
+        candidates = {
             "ale-py": ale_stepper(game, ENVS, cpu_threads()),
             "shoal": shoal_stepper(f"ale:{game}", ENVS, life_loss=False),
         }
-        rates = alternating_rates(contestants, seconds)
+        rates = alternating_rates(candidates, seconds)
         rows += rows_of("atari", f"{game}, {ENVS} envs", rates, [("shoal", "ale-py")])
     return rows
 
 
-def stable_baselines(name, envs, rollout, num_minibatches, epochs, atari):
+def stable_baselines(name, envs, rollout_steps, num_minibatches, epochs, atari):
     import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_atari_env, make_vec_env
     from stable_baselines3.common.vec_env import SubprocVecEnv, VecFrameStack
 
-    samples = envs * rollout
+    samples = envs * rollout_steps
     if atari:
         import ale_py  # noqa: F401  (registers the games)
 
@@ -149,7 +149,7 @@ def stable_baselines(name, envs, rollout, num_minibatches, epochs, atari):
     model = PPO(
         policy,
         vector,
-        n_steps=rollout,
+        n_steps=rollout_steps,
         batch_size=samples // num_minibatches,
         n_epochs=epochs,
         policy_kwargs=network,
@@ -159,12 +159,12 @@ def stable_baselines(name, envs, rollout, num_minibatches, epochs, atari):
     return (lambda: model.learn(samples, reset_num_timesteps=False)), samples
 
 
-def shoal_trainer(name, envs, rollout, num_minibatches, epochs, **settings):
+def shoal_trainer(name, envs, rollout_steps, num_minibatches, epochs, **settings):
     job = make_job(
         name,
         device="cpu",
         num_envs=envs,
-        rollout=rollout,
+        rollout_steps=rollout_steps,
         num_minibatches=num_minibatches,
         epochs=epochs,
         total_steps=1e9,
@@ -173,25 +173,25 @@ def shoal_trainer(name, envs, rollout, num_minibatches, epochs, **settings):
     trainer = Trainer(job)
     for _ in range(2):
         trainer.iterate()
-    return trainer.iterate, envs * rollout
+    return trainer.iterate, envs * rollout_steps
 
 
 def training(seconds):
     rows = []
     lander = dict(envs=16, rollout_steps=256, num_minibatches=8, epochs=4)
     plain = dict(hidden=(64, 64), activation="tanh", shared_encoder=False, normalize_reward=False)
-    contestants = {
+    candidates = {
         "stable-baselines3": stable_baselines("LunarLander-v3", atari=False, **lander),
         "shoal": shoal_trainer("gym:LunarLander-v3", compile="on", **plain, **lander),
     }
-    rates = alternating_rates(contestants, seconds)
+    rates = alternating_rates(candidates, seconds)
     rows += rows_of("training", "LunarLander-v3, 16 envs, PPO", rates, [("shoal", "stable-baselines3")])
     pong = dict(envs=16, rollout_steps=64, num_minibatches=4, epochs=4)
-    contestants = {
+    candidates = {
         "stable-baselines3": stable_baselines("PongNoFrameskip-v4", atari=True, **pong),
         "shoal": shoal_trainer("ale:pong", compile="on", **pong),
     }
-    rates = alternating_rates(contestants, seconds)
+    rates = alternating_rates(candidates, seconds)
     rows += rows_of("training", "Pong, 16 envs, PPO", rates, [("shoal", "stable-baselines3")])
     return rows
 
@@ -207,13 +207,13 @@ def device(seconds):
         steps = job.run.steps_per_iteration
         calls[f"rollouts, {schedule}"] = (trainer.collect, steps)
         calls[f"PPO, {schedule}"] = (trainer.iterate, steps)
-    contestants = {name: (Busy(call), steps) for name, (call, steps) in calls.items()}
-    rates = alternating_rates(contestants, seconds)
-    peers = [(name, "ale-py alone") for name in contestants if name != "ale-py alone"]
+    candidates = {name: (Busy(call), steps) for name, (call, steps) in calls.items()}
+    rates = alternating_rates(candidates, seconds)
+    peers = [(name, "ale-py alone") for name in candidates if name != "ale-py alone"]
     rows = rows_of("device", f"pong, {ENVS} envs", rates, [*peers, ("PPO, alternating", "PPO, lockstep")])
     for row in rows:
         if "peer" in row:
-            row["busy_cores"] = contestants[row["peer"]][0].share()
+            row["busy_cores"] = candidates[row["peer"]][0].share()
     for trainer in trainers:
         trainer.close()
     return rows
@@ -234,7 +234,7 @@ def appo_row(envs, rollout, slices, seconds):
         "ale:pong",
         algo="appo",
         num_envs=envs,
-        rollout=rollout,
+        rollout_steps=rollout,
         num_minibatches=envs * rollout // 512,
         total_steps=1e9,
         world_config=dict(num_env_slices=slices),

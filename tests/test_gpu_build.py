@@ -140,7 +140,7 @@ def test_reading_what_the_tools_print():
     (other,) = gpu_build.read_instructions(NVDISASM.replace(".L_x_12", ".L_x_7")).values()
     assert other["code"] == code
     (resources,) = gpu_build.read_resources(CUOBJDUMP).values()
-    assert resources == dict(registers=38, stack=24, shared_encoder=1536)
+    assert resources == dict(registers=38, stack=24, shared=1536)
 
 
 def test_gpu_check_has_all_rows_once():
