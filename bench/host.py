@@ -102,15 +102,15 @@ def rows_of(kind, what, rates, ratios):
 def stepping(seconds):
     rows = []
     for name in ("CartPole-v1", "LunarLander-v3"):
-        contestants = {
+        candidates = {
             "SyncVectorEnv": gymnasium_stepper(name, "sync", ENVS),
             "AsyncVectorEnv": gymnasium_stepper(name, "async", ENVS),
             "SubprocVecEnv": stable_baselines_stepper(name, ENVS),
             "shoal": shoal_stepper(f"gym:{name}", ENVS, vec_backend="processes"),
         }
         if name == "CartPole-v1":
-            contestants["shoal, native batch"] = shoal_stepper(f"gym:{name}", ENVS, vec_backend="native")
-        rates = alternating_rates(contestants, seconds)
+            candidates["shoal, native batch"] = shoal_stepper(f"gym:{name}", ENVS, vec_backend="native")
+        rates = alternating_rates(candidates, seconds)
         peers = ("SyncVectorEnv", "AsyncVectorEnv", "SubprocVecEnv")
         rows += rows_of("stepping", f"{name}, {ENVS} envs", rates, [("shoal", peer) for peer in peers])
     return rows
@@ -119,11 +119,11 @@ def stepping(seconds):
 def atari(seconds):
     rows = []
     for game in ("pong", "breakout"):
-        contestants = {
+        candidates = {
             "ale-py": ale_stepper(game, ENVS, cpu_threads()),
             "shoal": shoal_stepper(f"ale:{game}", ENVS, terminal_on_life_loss=False),
         }
-        rates = alternating_rates(contestants, seconds)
+        rates = alternating_rates(candidates, seconds)
         rows += rows_of("atari", f"{game}, {ENVS} envs", rates, [("shoal", "ale-py")])
     return rows
 
@@ -180,18 +180,18 @@ def training(seconds):
     rows = []
     lander = dict(envs=16, rollout_steps=256, num_minibatches=8, epochs=4)
     plain = dict(hidden=(64, 64), activation="tanh", shared_encoder=False, normalize_reward=False)
-    contestants = {
+    candidates = {
         "stable-baselines3": stable_baselines("LunarLander-v3", atari=False, **lander),
         "shoal": shoal_trainer("gym:LunarLander-v3", compile="on", **plain, **lander),
     }
-    rates = alternating_rates(contestants, seconds)
+    rates = alternating_rates(candidates, seconds)
     rows += rows_of("training", "LunarLander-v3, 16 envs, PPO", rates, [("shoal", "stable-baselines3")])
     pong = dict(envs=16, rollout_steps=64, num_minibatches=4, epochs=4)
-    contestants = {
+    candidates = {
         "stable-baselines3": stable_baselines("PongNoFrameskip-v4", atari=True, **pong),
         "shoal": shoal_trainer("ale:pong", compile="on", **pong),
     }
-    rates = alternating_rates(contestants, seconds)
+    rates = alternating_rates(candidates, seconds)
     rows += rows_of("training", "Pong, 16 envs, PPO", rates, [("shoal", "stable-baselines3")])
     return rows
 
@@ -207,13 +207,13 @@ def device(seconds):
         steps = job.run.steps_per_iteration
         calls[f"rollouts, {env_schedule}"] = (trainer.collect, steps)
         calls[f"PPO, {env_schedule}"] = (trainer.iterate, steps)
-    contestants = {name: (Busy(call), steps) for name, (call, steps) in calls.items()}
-    rates = alternating_rates(contestants, seconds)
-    peers = [(name, "ale-py alone") for name in contestants if name != "ale-py alone"]
+    candidates = {name: (Busy(call), steps) for name, (call, steps) in calls.items()}
+    rates = alternating_rates(candidates, seconds)
+    peers = [(name, "ale-py alone") for name in candidates if name != "ale-py alone"]
     rows = rows_of("device", f"pong, {ENVS} envs", rates, [*peers, ("PPO, alternating", "PPO, lockstep")])
     for row in rows:
         if "peer" in row:
-            row["busy_cores"] = contestants[row["peer"]][0].share()
+            row["busy_cores"] = candidates[row["peer"]][0].share()
     for trainer in trainers:
         trainer.close()
     return rows

@@ -75,24 +75,24 @@ def shoal_stepper(envs):
     return call, STEPS * envs
 
 
-def alternating_rates(contestants, seconds):
-    """Median rate of each contestant. They alternate, so that other load on the machine affects all."""
-    for call, _ in contestants.values():
+def alternating_rates(candidates, seconds):
+    """Median rate of each candidate. They alternate, so that other load on the machine affects all."""
+    for call, _ in candidates.values():
         call()
-    rates = {name: [] for name in contestants}
+    rates = {name: [] for name in candidates}
     for _ in range(SLICES):
-        for name, (call, steps) in contestants.items():
+        for name, (call, steps) in candidates.items():
             rates[name].append(rate(call, steps, seconds))
     return {name: statistics.median(values) for name, values in rates.items()}
 
 
 def stepping(seconds):
-    contestants = {"gymnasium SyncVectorEnv, 16 envs": gymnasium_stepper("sync", 16)}
+    candidates = {"gymnasium SyncVectorEnv, 16 envs": gymnasium_stepper("sync", 16)}
     for envs in (1024, 4096, 16_384, 65_536):
-        contestants[f"gymnasium NumPy vector, {envs} envs"] = gymnasium_stepper("vector_entry_point", envs)
+        candidates[f"gymnasium NumPy vector, {envs} envs"] = gymnasium_stepper("vector_entry_point", envs)
     for envs in (32_768, 65_536, 131_072):
-        contestants[f"shoal, {envs} envs"] = shoal_stepper(envs)
-    rates = alternating_rates(contestants, seconds)
+        candidates[f"shoal, {envs} envs"] = shoal_stepper(envs)
+    rates = alternating_rates(candidates, seconds)
     best = {kind: max(v for k, v in rates.items() if kind in k) for kind in ("Sync", "NumPy", "shoal")}
     rows = [dict(bench="stepping", peer=name, steps_per_second=round(value)) for name, value in rates.items()]
     rows.append(dict(bench="stepping", ratio="shoal / SyncVectorEnv", value=round(best["shoal"] / best["Sync"], 1)))
@@ -123,9 +123,8 @@ def stable_baselines(samples, minibatch):
 def shoal_trainer(envs, rollout, num_minibatches):
     settings = dict(hidden=(64, 64), activation="tanh", shared_encoder=False, epochs=4, num_minibatches=num_minibatches)
     settings["normalize_reward"] = False  # as in Stable-Baselines3
-    job = make_job(
-        "cartpole", device="cpu", num_envs=envs, rollout_steps=rollout, total_steps=1e9, compile="on", **settings
-    )
+    sizes = dict(num_envs=envs, rollout_steps=rollout, total_steps=1e9)
+    job = make_job("cartpole", device="cpu", compile="on", **sizes, **settings)
     trainer = Trainer(job)
     for _ in range(3):
         trainer.iterate()
@@ -135,12 +134,12 @@ def shoal_trainer(envs, rollout, num_minibatches):
 def training(seconds):
     samples, num_minibatches = 16_384, 4
     minibatch = samples // num_minibatches
-    contestants = {
+    candidates = {
         "stable-baselines3 PPO, 8 envs": stable_baselines(samples, minibatch),
         "shoal PPO, 512 envs": shoal_trainer(512, samples // 512, num_minibatches),
         "shoal PPO, 1024 envs": shoal_trainer(1024, samples // 1024, num_minibatches),
     }
-    rates = alternating_rates(contestants, seconds)
+    rates = alternating_rates(candidates, seconds)
     rows = [
         dict(bench="training", peer=name, steps_per_second=round(value), epochs=4, minibatch=minibatch)
         for name, value in rates.items()
@@ -216,11 +215,11 @@ def q_learning(seconds):
     trainer = shoal_dqn(0, 10**9)
     while trainer.steps < 20_000:
         trainer.iterate()
-    contestants = {
+    candidates = {
         "stable-baselines3 DQN": ((lambda: model.learn(1_024, reset_num_timesteps=False)), 1_024),
         "shoal DQN": (trainer.iterate, trainer.job.run.steps_per_iteration),
     }
-    rates = alternating_rates(contestants, seconds)
+    rates = alternating_rates(candidates, seconds)
     rows = [dict(bench="dqn", peer=name, steps_per_second=round(rate)) for name, rate in rates.items()]
     ratio = rates["shoal DQN"] / rates["stable-baselines3 DQN"]
     rows.append(dict(bench="dqn", ratio="shoal / stable-baselines3", value=round(ratio, 1)))

@@ -87,9 +87,9 @@ def curve_over_agents(seconds, device, out):
         for envs in (10, 1000, 100_000, 100, 10_000):
             config = dict(num_taggers=agents - 1, full_observation=False, **BOARD)
             job = job_of("tag-grid", dict(num_envs=envs, **GRID_A2C), config, device)
-            costs = estimate(job)
-            if envs > costs.fits:
-                row = dict(bench="full", world="tag-grid", num_envs=envs, agents_per_env=agents, fits=costs.fits)
+            memory = estimate(job)
+            if envs > memory.fits:
+                row = dict(bench="full", world="tag-grid", num_envs=envs, agents_per_env=agents, fits=memory.fits)
             else:
                 try:
                     row = bench.bench_training(job, seconds)
@@ -126,9 +126,9 @@ def main():
         rows = run_rows(options.rows or list(ROWS), options.seconds, options.device, options.out)
         for row in rows:
             rollout, goal = row.get("rollout_only"), row["goal"]
-            beside = f"  rollout only {rollout / 1e6:8.2f} M" if rollout else ""
+            rollout_only = f"  rollout only {rollout / 1e6:8.2f} M" if rollout else ""
             print(
-                f"{row['workload']:26} {row['steps_per_second'] / 1e6:10.2f} M env steps/s{beside}"
+                f"{row['workload']:26} {row['steps_per_second'] / 1e6:10.2f} M env steps/s{rollout_only}"
                 f"   goal {'-' if goal is None else f'{goal / 1e6:g} M'}   peer: {row['peer']}"
             )
     if options.out and options.curve:

@@ -126,7 +126,7 @@ class HostVectorEnv:
             for group in self.host_groups:
                 rows = slice(t * len(group.agents), (t + 1) * len(group.agents))
                 self.arrays[f"{group.name}.action"][...] = drawn[group.name][:, rows]
-            # A native batch cannot hold envs: all of them move, and each restarts before the first of its own steps.
+            # A native batch cannot hold envs: all of them move, and each restarts before the first of its drawn steps.
             self.arrays["command"][:] = np.where(steps > t, STEP, HOLD) if can_hold else STEP
             self._run()
             starts = steps == max_steps - t - 1

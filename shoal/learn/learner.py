@@ -112,8 +112,7 @@ class LearnerConfig:
 
 
 class Learner:
-    """Base of all learners. After every rollout, call `store`, then `update` as often as
-    `updates_due` returns.
+    """Base of all learners. After every rollout, call `store`, then `update` as often as `updates_due` returns.
 
     `store` and `update` make no lasting allocations and read nothing on the host, so CUDA graphs can capture them.
     """

@@ -31,7 +31,7 @@ class Policy(nn.Module):
     - `takes_bytes`: images reach it as uint8, and it scales them.
     - `scales_all`: it scales its whole input.
     - `pixels`: bool mask of the elements of a vector that it scales.
-    - `has_moments`: it has running moments, which `take_in(observation, weight)` updates.
+    - `has_moments`: it has running moments, which `update_normalizer(observation, weight)` updates.
 
     Input that the encoder scales is not normalized, even if `normalize` is set.
     """
