@@ -256,18 +256,21 @@ def compare(base: list[Row], here: list[Row]) -> tuple[bool, list[str]]:
     old, new = ({(row["kernel"], row["arch"]): row for row in rows} for rows in (base, here))
     lines, equal = [], True
     gone, come = sorted(old.keys() - new.keys()), sorted(new.keys() - old.keys())
-    by_code: dict[tuple, list] = {}
-    for key in gone:
-        by_code.setdefault((old[key]["code"], key[1]), []).append(key)
-    for key in come:
-        same = by_code.get((new[key]["code"], key[1]))
-        if same:
-            before = same.pop(0)
-            gone.remove(before)
-            lines.append(f"{before[0]} sm_{key[1]}: is now {key[0]}")
-        else:
-            equal = False
-            lines.append(f"{key[0]} sm_{key[1]}: only here")
+    # Names of parameters are part of the code: renamed kernels may be equal in their numbers alone.
+    for columns, remark in ((("code",), ""), (NUMBERS, ", same numbers")):
+        renamed: dict[tuple, list] = {}
+        for key in gone:
+            renamed.setdefault((key[1], *(old[key][name] for name in columns)), []).append(key)
+        for key in list(come):
+            same = renamed.get((key[1], *(new[key][name] for name in columns)))
+            if same:
+                before = same.pop(0)
+                gone.remove(before)
+                come.remove(key)
+                lines.append(f"{before[0]} sm_{key[1]}: is now {key[0]}{remark}")
+    for name, arch in come:
+        equal = False
+        lines.append(f"{name} sm_{arch}: only here")
     for name, arch in gone:
         equal = False
         lines.append(f"{name} sm_{arch}: only at the base")
@@ -282,7 +285,7 @@ def compare(base: list[Row], here: list[Row]) -> tuple[bool, list[str]]:
 
 
 def build_base(base: str, options: argparse.Namespace, folder: Path) -> list[Row]:
-    """The table of another revision: this program runs in a process that imports that revision."""
+    """The table of another revision, from its version of this program if it has one, else from this one."""
     from ratchet import checkout
 
     tree = Path(base).resolve()
@@ -293,8 +296,11 @@ def build_base(base: str, options: argparse.Namespace, folder: Path) -> list[Row
     words = ["--lenient", "--out", str(table), "--workers", str(options.workers), "--archs", *map(str, options.archs)]
     words += ["--only", *options.only] if options.only else []
     paths = os.pathsep.join([str(tree), *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, str(Path(__file__).resolve()), *words]
-    done = subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": paths}, check=False)
+    program = tree / "bench" / Path(__file__).name
+    program = program if program.is_file() else Path(__file__).resolve()
+    done = subprocess.run(
+        [sys.executable, str(program), *words], cwd=folder, env={**os.environ, "PYTHONPATH": paths}, check=False
+    )
     if not table.is_file():
         sys.exit(f"gpu-build: building the base failed (exit code {done.returncode}).")
     return read_table(table)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from shoal.algos.registry import LEARNERS
 from shoal.config.counts import Count, EnvCount
 from shoal.core.errors import ShoalError
 from shoal.core.settings import INT32, MAX_THREADS, Bounds, NonNegative, NonNegativeFloat, Positive, check_settings
@@ -19,7 +20,7 @@ Processes = Annotated[int, Bounds(ge=1, le=MAX_THREADS)]
 class RunConfig:
     """What is trained, for how long, and what is written."""
 
-    algo: Literal["ppo", "a2c", "a3c", "appo", "impala", "dqn", "rainbow", "r2d2", "ddpg", "td3", "sac"] = "ppo"
+    algo: Literal[tuple(LEARNERS)] = "ppo"
     """Algorithm."""
     total_steps: Annotated[Count, Bounds(ge=1)] = 1_000_000
     """Total number of env steps (1e8 is fine)."""

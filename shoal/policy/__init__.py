@@ -4,8 +4,8 @@ from shoal.policy.actor_critic import ActorCritic, mlp_encoder
 from shoal.policy.base import Policy
 from shoal.policy.cnn import ImpalaResNet, NatureCNN
 from shoal.policy.continuous_q import ContinuousQPolicy
+from shoal.policy.encoders import MultiInput, choose_encoder
 from shoal.policy.heads import CategoricalHead, GaussianHead, MixedHead, make_head
-from shoal.policy.inputs import MultiInput, choose_encoder
 from shoal.policy.mlp import ACTIVATIONS, MLP, Encoder
 from shoal.policy.normalize import RunningMoments
 from shoal.policy.q import QPolicy

@@ -139,7 +139,7 @@ def test_world_without_an_end_trains_with_a_warning_instead_of_a_score(tmp_path,
 
 
 def test_a_run_that_never_began_leaves_no_folder(tmp_path):
-    with pytest.raises(ShoalError, match="no policy"):
+    with pytest.raises(ShoalError, match="no encoder"):
         shoal.train("cartpole", encoder="resnet", run_dir=tmp_path / "run", quiet=True, device="cpu")
     assert not (tmp_path / "run").exists()
 

@@ -16,7 +16,7 @@ from shoal.policy.se_resnet import SIZES, SEResNet9
 
 CNNS: dict[str, Any] = {"nature": NatureCNN, "impala": ImpalaResNet}
 
-TORSO_NAMES = ("auto", "mlp", *CNNS, *SIZES)
+ENCODER_NAMES = ("auto", "mlp", *CNNS, *SIZES)
 """Encoders that can be chosen by name."""
 
 MIN_IMAGE_SIDE = NatureCNN.min_side
@@ -34,8 +34,8 @@ def choose_encoder(name: str, group: Group, hidden: tuple[int, ...], activation:
     `auto` is the Nature CNN for images and the MLP for everything else. If images are parts of a vector, a CNN encodes
     them and the MLP the other parts; SE-ResNet9 encodes all parts, even without images.
     """
-    if name not in TORSO_NAMES:
-        raise unknown("policy", name, (*TORSO_NAMES, "FILE.py:NAME"))
+    if name not in ENCODER_NAMES:
+        raise unknown("encoder", name, (*ENCODER_NAMES, "FILE.py:NAME"))
     mlp, space, frames = mlp_encoder(hidden, activation), group.policy_observation, group.stack
     images = is_image(space.shape, frames) or any(is_image(shape) for _, shape in space.parts)
     if name == "mlp" or (name == "auto" and not images):

@@ -53,8 +53,8 @@ def test_the_encoder_suits_the_observation(name, group, kind):
 @pytest.mark.parametrize(
     ("name", "group", "says"),
     [
-        ("natur", group_with(4), "no policy 'natur'; did you mean 'nature'"),
-        ("xyz", group_with(4), "no policy 'xyz'; choose one of: FILE.py:NAME, auto, impala, mlp, nature, se-resnet9"),
+        ("natur", group_with(4), "no encoder 'natur'; did you mean 'nature'"),
+        ("xyz", group_with(4), "no encoder 'xyz'; choose one of: FILE.py:NAME, auto, impala, mlp, nature, se-resnet9"),
         ("nature", group_with(4), r"--encoder nature is for images, but group 'g' observes \(4,\); use --encoder mlp"),
         ("impala", group_with((84, 84)), r"--encoder impala is for images.*\(84, 84\)"),
         ("nature", group_with(3, PARTS[1:2]), r"--encoder nature is for images.*\(3,\)"),
