@@ -1,1 +1,1 @@
-"""The bundled worlds, one file each."""
+"""The bundled worlds, one file each; `shoal.core.registry.WORLDS` lists them."""
