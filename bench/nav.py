@@ -77,7 +77,7 @@ def measure_row(name: str, device: str, warm: float, seconds: float) -> dict:
     frames, world = job.run.steps_per_iteration, trainer.world
     both = measure(trainer.iterate, world.device, seconds)
     length = trainer.read_metrics()["rollout/ep_len_mean"]
-    learn = measure(trainer.learn, world.device, seconds / 2)
+    learn = measure(trainer.update, world.device, seconds / 2)
     collect = measure(trainer.collect, world.device, seconds / 2)
     actions = trainer.collector.rollouts["agent"].action.clone()
     step = stepping(world, actions, seconds / 2) / envs

@@ -148,7 +148,10 @@ def resolve_process_count(job: Job) -> Job:
     elif hardware.gpus is not None:
         available = torch.cuda.device_count()
         if count not in (1, hardware.gpus):
-            raise ShoalError(f"Give --gpus {hardware.gpus} or --processes {count}, not both: a GPU has one process.")
+            raise ShoalError(
+                f"--gpus {hardware.gpus} starts one process per GPU, which contradicts --processes {count}; omit "
+                "one of the two."
+            )
         if not hardware.device.startswith("cuda") or available < hardware.gpus:
             raise ShoalError(
                 f"--gpus {hardware.gpus}: torch sees {available} GPU(s) here, and the device is {hardware.device}; use "
@@ -157,7 +160,10 @@ def resolve_process_count(job: Job) -> Job:
         count = hardware.gpus
     if num_envs == AUTO:
         if count > 1:
-            raise ShoalError(f"--num-envs auto is for a single process; give a number of envs for all {count} of them.")
+            raise ShoalError(
+                f"--num-envs auto supports one process, but there are {count}; give the total number of envs of all "
+                "processes."
+            )
     elif num_envs % count:
         raise ShoalError(
             f"{num_envs} envs cannot be split evenly between {count} processes; use a multiple of {count} envs, or a "

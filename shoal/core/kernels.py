@@ -109,14 +109,25 @@ def check_call(call: Call, provided: dict[str, Any], owner: str) -> None:
             raise ShoalError(f"{owner}.{function.key}: nothing provides the parameter {name!r}. {problem}")
         value = provided[source]
         if isinstance(value, str):
-            raise ShoalError(f"{owner}.{function.key}: {name!r} is text, which a Warp function cannot read.")
+            raise ShoalError(
+                f"{owner}.{function.key}: the parameter {name!r} is a setting of text, which a Warp function cannot "
+                "read; remove the parameter or use a number."
+            )
         if is_array(annotation) != isinstance(value, (torch.Tensor, Broadcast)):
-            kind = "a setting" if not isinstance(value, (torch.Tensor, Broadcast)) else "an array"
-            raise ShoalError(f"{owner}.{function.key}: {name!r} is {kind}, but it is annotated {annotation}.")
+            kind, remedy = ("an array", "wp.array")
+            if is_array(annotation):
+                kind, remedy = "a number (a setting)", "float, int or bool"
+            raise ShoalError(
+                f"{owner}.{function.key}: the world provides {kind} for the parameter {name!r}; annotate it as "
+                f"{remedy}, not {annotation}."
+            )
         if is_array(annotation):
             fit_shape(f"{owner}.{function.key}: {name!r}", value, annotation)
         elif isinstance(value, float) and annotation not in (float, wp.float32):
-            raise ShoalError(f"{owner}.{function.key}: {name!r} is {value}, but it is annotated {annotation.__name__}.")
+            raise ShoalError(
+                f"{owner}.{function.key}: the parameter {name!r} is annotated {annotation.__name__}, but the setting "
+                f"is {value}; annotate it as float."
+            )
 
 
 def fit_shape(label: str, array: torch.Tensor | Broadcast, annotation: Any) -> torch.Tensor:

@@ -160,9 +160,10 @@ class Plan:
         self.steps.append(shares)
 
     def add_kernel(self, kernel: Any, count: int, inputs: list[Any], unit: int, block: int) -> None:
-        """Append a kernel with `count` threads. Its first parameter is the index of the launch's first thread.
+        """Append a kernel of `count` threads.
 
-        On a CPU the range is split over the CPU's threads, in multiples of `unit`.
+        On a GPU it is one launch. On a CPU the range is split into one chunk per core, in multiples of `unit`, and each
+        chunk is a launch. The kernel's first parameter is the chunk's first index (0 on a GPU); add it to `wp.tid()`.
         """
         units = -(-count // unit)
         threads = 1 if self.device.type == "cuda" or wp.config.mode == "debug" else min(cpu_threads(), units)

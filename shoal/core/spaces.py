@@ -192,7 +192,7 @@ def check_tensor(label: str, tensor: torch.Tensor, space: Space, batch: tuple[in
 
 
 def check_range(label: str, tensor: torch.Tensor, space: Space) -> None:
-    """Refuse values outside `space`. This reads the tensor on the host: do not use it inside a rollout."""
+    """Refuse values outside `space`. This waits for the GPU: do not call it during a rollout."""
     if isinstance(space, Mixed):
         for i, (part, values) in enumerate(zip(space.parts, space.split(tensor), strict=True)):
             check_range(f"{label}, part {i},", values, part)

@@ -74,7 +74,7 @@ class StageLists:
         return [*run, *author_calls("reset", "ended")]
 
     def _group_settings(self, per_env: Any, per_agent: Any, when: str) -> list[Stage]:
-        """`per_env` for a group of one agent, in the loop over envs; `per_agent` for a larger group."""
+        """One call per group: `per_env` once per env for a group of one agent, `per_agent` once per agent of others."""
         return [self._standard(g, per_env if g.agents == 1 else per_agent, when, per_agent.key) for g in self._groups]
 
     def _standard(self, g: Group, function: Any, when: str, no_barrier_group: str = "") -> Call:

@@ -22,7 +22,7 @@ CLOSE_SECONDS = 10.0
 
 
 class HostGroup:
-    """Agents of an env that share an observation and an action space."""
+    """Agents of an env with the same observation space and the same action space."""
 
     def __init__(self, name: str, agents: Sequence[str], observation: PackedObservation, action: PackedAction):
         self.name, self.agents, self.observation, self.action = name, tuple(agents), observation, action
@@ -180,7 +180,7 @@ class EnvRows(ABC):
 
 
 class GymRows(EnvRows):
-    """Gymnasium envs, with one agent each."""
+    """Gymnasium envs, with one agent each; env i uses row i of the batch arrays."""
 
     def __init__(self, *given: Any):
         super().__init__(*given)
@@ -240,7 +240,7 @@ class GymRows(EnvRows):
 
 
 class ZooRows(EnvRows):
-    """PettingZoo parallel envs: agents may leave, and an episode ends when none is left."""
+    """PettingZoo parallel envs: agents may leave, and an episode ends when none is left. Env i uses row i."""
 
     def step(self, start: int, stop: int) -> None:
         for row in range(start, stop):

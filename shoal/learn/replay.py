@@ -184,7 +184,7 @@ class Replay:
         return plan
 
     def _plan_leaves(self) -> Plan | None:
-        """Plan that sets the priorities of rows that became drawable or were overwritten (None: uniform)."""
+        """Plan that sets priorities of rows that can now be sampled or were overwritten. None for a uniform replay."""
         if self.tree is None:
             return None
         each, stride, cells = self.rollout.steps, self.stride, self.reward[0].numel()
@@ -214,7 +214,7 @@ class Replay:
             beta: Exponent of the importance weights.
         """
         if self.sequences:
-            raise ShoalError("This replay holds sequences; use sample_sequences() instead of sample().")
+            raise ShoalError("This replay buffer holds sequences; use sample_sequences() instead of sample().")
         if batch not in self._draws:
             self._draws[batch] = TransitionDraw(self, batch)
         draw = self._draws[batch]

@@ -167,7 +167,7 @@ def _row(file: Path, index: int, entry: Any) -> tuple[str, tuple]:
     name = f"{file}: episode {excerpt(number)}"
     scene = _required(name, entry, "scene_id")
     if not isinstance(scene, str) or not scene_name(scene):
-        raise ShoalError(f"{name}: scene_id is {_short(scene)}, not the name of a scene.")
+        raise ShoalError(f"{name}: scene_id is {_short(scene)}, not a text with a file name, such as a/Adrian.glb.")
     goals = _required(name, entry, "goals")
     if not isinstance(goals, list) or len(goals) != 1:
         count = len(goals) if isinstance(goals, list) else _short(goals)

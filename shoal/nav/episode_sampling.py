@@ -56,7 +56,7 @@ def sample_episodes(finder: Pathfinder, count: int, seed: int = 0, rules: Sampli
     name = scene.name if scene else "The scene"
     cells = ground.navigable_cells(row, MIN_REGION_AREA)
     if not len(cells):
-        raise ShoalError(f"{name} has no walkable floor of {MIN_REGION_AREA:g} m².")
+        raise ShoalError(f"{name} has no walkable floor of {MIN_REGION_AREA:g} m²; check its up axis and scale.")
     rng = np.random.default_rng(seed)
     parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     missing, tries = count, ROUNDS * count

@@ -186,10 +186,20 @@ def min_neighbor(
 @wp.func
 @no_type_check
 def arrival_time(a: wp.vec2, b: wp.vec2, flat: float) -> float:
-    """Arrival of a front that passed two neighbors in perpendicular directions, both at a squared distance `flat` [m²].
+    """Geodesic distance T of a cell [m] from two neighbors: the update of the Eikonal equation in fast marching.
 
-    `a` and `b` hold the value and relative height of the neighbors. With e and f the vectors to them, T solves
-    |grad T| = 1 where e grad T = a - T and f grad T = b - T. The front must come from between the two, after both.
+    With e and f the 3-D vectors from the cell to neighbors of distances T_a and T_b, T solves |grad T| = 1 where
+    e grad T = T_a - T and f grad T = T_b - T. The solution is valid if T exceeds T_a and T_b and the front comes from
+    between the neighbors.
+
+    Args:
+        a: T_a (INFINITE if unknown) and height relative to the cell of the first neighbor [m].
+        b: The same of the second neighbor, in the perpendicular direction.
+        flat: Squared horizontal distance of the cell to each neighbor [m²].
+
+    Returns:
+        The minimum of the valid solution and the paths through one neighbor, T_a + |e| and T_b + |f|; of these paths
+        alone if the solution is invalid.
     """
     ee = flat + a[1] * a[1]
     ff = flat + b[1] * b[1]

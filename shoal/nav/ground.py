@@ -178,7 +178,7 @@ class GroundMemory:
         """
         scene = self.memory.scene(row)
         if scene is None:
-            raise ShoalError(f"Row {row} of the scene memory is empty; load a scene before its survey.")
+            raise ShoalError(f"Scene slot {row} is empty; load a scene before computing its walkable floor.")
         self.check_capacity(scene)
         width, depth = _grid(scene.bounds, self.cell_size)
         dims = (width, depth, max(1, min(MAX_LEVELS, self.cells // (width * depth))))

@@ -24,7 +24,10 @@ def episodes_per_scene(config: NavConfig, episodes: Mapping[str, Episodes], num_
     agents = config.num_agents
     fewest = min(episodes.values(), key=len)
     if len(fewest) < agents:
-        raise ShoalError(f"{fewest.file} has {len(fewest)} episode(s) of {fewest.scene}, too few for {agents} agents.")
+        raise ShoalError(
+            f"{fewest.file} has {len(fewest)} episode(s) of {fewest.scene}, too few for {agents} agents, which need "
+            "one each; lower --num-agents or add episodes to the file."
+        )
     if not config.evaluating:
         return max(config.goals_per_scene, agents)
     envs_per_scene = -(-num_envs // scenes)
@@ -115,14 +118,20 @@ class NavScenes:
         """float32 [rows, goals, 4]: start position [m] and yaw [rad] of the episode in a goal slot."""
 
     def survey(self, row: int) -> None:
-        """Compute the ground of a newly loaded scene, choose its goals and solve their distance fields."""
+        """Prepare a loaded scene for navigation: find its walkable floor, choose goals, compute their distance fields.
+
+        A field holds the geodesic distance from every cell to a goal. `row` is the scene slot.
+        """
         ground = self.ground
         ground.survey(row)
         scene = ground.memory.scene(row)
         assert scene is not None
         cells = ground.navigable_cells(row, MIN_REGION_AREA)
         if not len(cells):
-            raise ShoalError(f"{scene.name} has no walkable floor of {MIN_REGION_AREA:g} m².")
+            raise ShoalError(
+                f"{scene.name} has no walkable floor of {MIN_REGION_AREA:g} m²; check --up and --scale, or lower "
+                "--agent-radius or --agent-height."
+            )
         if self.episodes is not None:
             self._load_episodes(row, self.episodes[scene_name(scene.name)])
             return

@@ -76,13 +76,20 @@ class Pathfinder:
         """float32 [n, 3]: nearest navigable points, to the accuracy of a cell, in regions of at least `min_area` m²."""
         cells = self._cell_centers(self.ground.navigable_cells(self.row, min_area))
         if not len(cells):
-            raise ShoalError("There is no walkable floor in this scene.")
+            raise self._no_floor(f" in regions of at least {min_area:g} m²" if min_area else "")
         best = [torch.cdist(part.to(cells), cells).argmin(1) for part in points.split(1024)]
         snapped = cells[torch.cat(best)]
         area = torch.from_numpy(self.ground.surveys[self.row].area).to(cells.device)
         region = self.region(points)
         standable = (region >= 0) & (area[region] >= min_area)
         return torch.where(standable[:, None], points.to(snapped), snapped)
+
+    def _no_floor(self, where: str = "") -> ShoalError:
+        body = self.ground.body
+        return ShoalError(
+            f"This scene has no walkable floor{where} for an agent of radius {body.radius:g} m and height "
+            f"{body.height:g} m; check its up axis and scale, or use a smaller agent."
+        )
 
     def on_floor(self, points: torch.Tensor) -> torch.Tensor:
         """float32 [n, 3]: points moved to the height of the floor under them, if it is within a step height."""
@@ -96,7 +103,7 @@ class Pathfinder:
         if region is not None:
             cells = cells[self.ground.surveys[self.row].region[cells] == region]
         if not len(cells):
-            raise ShoalError("There is no walkable floor in this scene.")
+            raise self._no_floor("" if region is None else f" in region {region}")
         rng = torch.Generator().manual_seed(seed)
         return self._cell_centers(cells[torch.randint(len(cells), (count,), generator=rng).numpy()])
 
@@ -105,7 +112,7 @@ class Pathfinder:
         """The largest connected region."""
         area = self.ground.surveys[self.row].area
         if not area.any():
-            raise ShoalError("There is no walkable floor in this scene.")
+            raise self._no_floor()
         return int(area.argmax())
 
     def geodesic(self, points: torch.Tensor, goals: torch.Tensor) -> torch.Tensor:

@@ -95,10 +95,11 @@ def find_root(ground: Ground, row: int, i: int) -> int:
 @wp.kernel
 @no_type_check
 def join_regions(first: int, ground: Ground, row: int):
-    """Join the regions of every cell and the neighbors that an agent can step to, by a parallel union-find.
+    """Find the connected components of the walkable floor ("islands" in Habitat) by a parallel union-find.
 
-    `region` holds the parent of each cell, which has a smaller number; roots are their own parent. A thread that loses
-    the race for a root joins with the root's new parent.
+    Each thread joins the component of a cell with those of the neighbors that an agent can step to. `region` holds the
+    parent of each cell, which has a smaller number; roots are their own parent. If another thread has just changed a
+    root, the thread continues with the root's new parent.
     """
     i = first + wp.tid()
     if ground.region[row, i] >= 0:

@@ -31,7 +31,10 @@ def max_depth(space: Box) -> float:
 
 
 def image_size(shape: tuple[int, ...], frames: int = 1) -> tuple[int, int, int]:
-    """Channels, height and width of an observation: `frames` images joined along the first axis."""
+    """Channels, height and width of an observation after its `frames` stacked images are concatenated as channels.
+
+    Stacked images [C, H, W] share the channel axis; images [H, W, C] are stacked along the height.
+    """
     if not channels_come_last(shape, frames):
         return shape[0], shape[1], shape[2]
     return frames * shape[2], shape[0] // frames, shape[1]

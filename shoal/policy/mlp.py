@@ -18,7 +18,7 @@ Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
 
 class MLP(nn.Module):
-    """Fully connected layers with one activation after each, orthogonal weights and zero biases."""
+    """Fully connected layers, each followed by the activation; weights start orthogonal and biases at 0."""
 
     def __init__(self, shape: tuple[int, ...], hidden: tuple[int, ...], activation: str):
         super().__init__()

@@ -121,7 +121,7 @@ def find_checkpoints(folder: Path) -> dict[int, Path]:
 
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous copy in host memory; `cpu()` already copies from a GPU."""
+    """A contiguous CPU copy. For a GPU tensor `cpu()` is the copy; a CPU tensor is cloned, since `cpu()` returns it."""
     return tensor.cpu().contiguous() if tensor.is_cuda else tensor.clone(memory_format=torch.contiguous_format)
 
 

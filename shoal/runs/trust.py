@@ -35,7 +35,7 @@ MODULE_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 def needed_code(world: str, policies: Iterable[str]) -> dict[str, Path | None]:
-    """References to user code among a world and policies -> their source files (None: not found)."""
+    """Map each name in `world` and `policies` that refers to user code to its source file; None if not found."""
     found: dict[str, Path | None] = {}
     kind = kind_of_world(world)
     if kind == "file":

@@ -37,7 +37,7 @@ def open_gltf(source: Source) -> tuple[dict, bytes | None]:
         raise ShoalError(f"{name} is truncated: {len(data)} bytes are shorter than its header.")
     version, length = struct.unpack_from("<II", data, 4)
     if version != 2:
-        raise ShoalError(f"{name} is glTF version {version}; only version 2 is supported: convert it.")
+        raise ShoalError(f"{name} is glTF version {version}; convert it to glTF 2.0.")
     if length > len(data):
         raise ShoalError(f"{name} is truncated: it declares {length:,} bytes and has {len(data):,}.")
     chunks: dict[bytes, bytes] = {}
@@ -62,7 +62,7 @@ def _parse(name: str, text: bytes) -> dict:
         raise ShoalError(f"{name} is JSON but not glTF: it has no 'asset'.")
     version = str(tree["asset"].get("version", ""))
     if not version.startswith("2."):
-        raise ShoalError(f"{name} is glTF version {version!r}; only version 2 is supported: convert it.")
+        raise ShoalError(f"{name} is glTF version {version!r}; convert it to glTF 2.0.")
     for extension in tree.get("extensionsRequired", []):
         if extension in COMPRESSED:
             raise ShoalError(compressed_message(name, extension))

@@ -47,7 +47,7 @@ class SceneMemory:
             free = torch.cuda.mem_get_info(self.device)[0]
             raise ShoalError(
                 f"{limit / 1e9:.1f} GB of scene memory do not fit on {self.device} ({free / 1e9:.1f} GB are free); "
-                "give a smaller limit or fewer resident scenes."
+                "lower --memory-limit or --scenes-in-memory (of a ScenePool: `limit`, `resident`)."
             ) from error
         self.table = torch.full((rows, CENTER + 3), EMPTY, dtype=torch.int32, device=self.device)
         self._allocations: list[_Allocation | None] = [None] * rows
@@ -94,7 +94,8 @@ class SceneMemory:
         if first is None:
             raise ShoalError(
                 f"{scene.name} needs {scene.nbytes / 1e6:.1f} MB, but of {self.limit / 1e6:.1f} MB of scene memory "
-                f"{(self.limit - self.used) / 1e6:.1f} MB are free; give a larger limit or fewer resident scenes."
+                f"{(self.limit - self.used) / 1e6:.1f} MB are free; "
+                "raise --memory-limit or lower --scenes-in-memory (of a ScenePool: `limit`, `resident`)."
             )
         self._allocations[row] = _Allocation(first, len(scene.words), scene)
 

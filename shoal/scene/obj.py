@@ -354,7 +354,7 @@ def _map(rest: str) -> tuple[str, dict[str, list[float]]]:
 
 
 def _first(names: list[str]) -> str:
-    """The first of several materials and the number of others, for a note."""
+    """Text for a scene's `notes`: the first material's name and how many more there are."""
     return f"material {names[0]!r}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 

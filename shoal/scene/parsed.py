@@ -127,8 +127,8 @@ def _check_indices(name: str, triangles: np.ndarray, count: int) -> None:
         corners = triangles[bad[0]]
         wrong = corners[(corners < 0) | (corners >= count)][0]
         raise ShoalError(
-            f"{name}: triangle {bad[0]} refers to vertex {wrong}, but there are {count} (counted from 0); "
-            f"{len(bad)} triangles have such indices."
+            f"{name}: triangle {bad[0]} refers to vertex {wrong}, but the mesh has {count} vertices (0 to "
+            f"{count - 1}); {len(bad)} triangles have such indices: export it again."
         )
 
 

@@ -178,7 +178,7 @@ class ScenePool:
         if need > limit:
             raise ShoalError(
                 f"{self.resident} scenes need {need / 1e6:.0f} MB, more than the limit of {limit / 1e6:.0f} MB; "
-                "give a larger limit or fewer resident scenes."
+                "raise --memory-limit or lower --scenes-in-memory (of a ScenePool: `limit`, `resident`)."
             )
         self.memory = SceneMemory(limit, self.resident + spare, self.device)
         for row, scene in enumerate(first):
@@ -232,7 +232,10 @@ class ScenePool:
             check_textures(outcome.name, outcome.missing, self._strict)
             if outcome.nbytes > self.memory.limit:
                 need, limit = outcome.nbytes / 1e6, self.memory.limit / 1e6
-                raise ShoalError(f"{outcome.name} needs {need:.0f} MB, more than the limit of {limit:.0f} MB.")
+                raise ShoalError(
+                    f"{outcome.name} needs {need:.0f} MB, more than the limit of {limit:.0f} MB; raise --memory-limit "
+                    "(of a ScenePool: `limit`)."
+                )
             self.before_upload(outcome)
         except ShoalError as error:
             self._reject(str(error), outcome)

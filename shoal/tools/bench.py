@@ -188,7 +188,7 @@ def bench_training(job: Job, seconds: float) -> dict[str, Any]:
     start_up = time.perf_counter() - start
     rollout = measure(trainer.collect, trainer.world.device, seconds / 2.0)
     both = measure(trainer.iterate, trainer.world.device, seconds)
-    update = measure(trainer.learn, trainer.world.device, seconds / 2.0)
+    update = measure(trainer.update, trainer.world.device, seconds / 2.0)
     steps = job.run.steps_per_iteration
     return _row(
         job,

@@ -133,7 +133,7 @@ class AsyncTrainer(Trainer):
         finished.slot.take([*read, self._sums])
         self._free.put(finished.slot)
         self._lags.append(self.iteration - finished.version)
-        self.learn()
+        self.update()
         if self._learn_device.type == "cuda":
             # sync: metrics then show true lag and waiting, and acting never waits for an unfinished update
             wait_for_stream(self._learn_device)

@@ -73,8 +73,8 @@ class Estimate:
         limit = whole_memory()
         if not self.on_gpu and self.needed > limit:
             raise ShoalError(
-                f"{self.num_envs:,} envs take {size(self.needed)}, and this process may have {size(limit)}; "
-                f"about {self.fits:,} envs fit: choose a smaller --num-envs, or auto."
+                f"{self.num_envs:,} envs take {size(self.needed)}, but this process is limited to {size(limit)}; about "
+                f"{self.fits:,} envs fit: use a smaller --num-envs, or --num-envs auto."
             )
 
     @property

@@ -123,8 +123,8 @@ class Trainer(ProgressMixin):
         with _torch_threads(self.job.hardware.threads):
             self._collect()
 
-    def learn(self) -> None:
-        """Run the updates after the current rollout."""
+    def update(self) -> None:
+        """Store the current rollout in the replay, if there is one, and run the optimizer updates that are due."""
         progress = min(1.0, self.iteration / self.job.run.iterations)
         for learner in self.learners.values():
             learner.set_progress(progress)
@@ -135,10 +135,10 @@ class Trainer(ProgressMixin):
                     self._updates[name]()
 
     def iterate(self) -> None:
-        """Collect one rollout and learn from it."""
+        """Collect one rollout and update the policies."""
         self.world.between_rollouts()
         self.collect()
-        self.learn()
+        self.update()
         self.iteration += 1
 
     def paused(self) -> AbstractContextManager[None]:

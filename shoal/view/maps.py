@@ -15,7 +15,7 @@ from shoal.runs.files import replacing
 
 
 class Maps:
-    """Maps of the first `count` episodes of an evaluation.
+    """Top-down maps of the first `count` episodes of an evaluation.
 
     >>> maps = Maps(8)
     >>> maps.save(run.evaluate(watch=maps), "folder")
@@ -37,7 +37,7 @@ class Maps:
         """Write a .png per episode, named after its env and scene."""
         tracks = self._tracks
         if tracks is None:
-            raise ShoalError("These maps hold no evaluation: call run.evaluate(watch=maps).")
+            raise ShoalError("These top-down maps hold no evaluation; call run.evaluate(watch=maps) first.")
         folder = make_folder(folder)
         paths = []
         for row in evaluation.episodes:

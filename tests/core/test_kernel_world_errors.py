@@ -83,7 +83,7 @@ def plain_python(env, clock):
         (misspelt, r"misspelt.*'clok'.*did you mean 'clock'"),
         (wrong_type, r"wrong_type.*'clock'.*int32.*float"),
         (wrong_dimensions, r"wrong_dimensions.*'clock'.*3-D"),
-        (array_as_number, r"array_as_number.*'clock' is an array"),
+        (array_as_number, r"array_as_number.*provides an array for the parameter 'clock'"),
         (without_env, r"without_env.*`env: int`"),
         (odd_rng, r"odd_rng.*rng: Random"),
         ([plain_python], r"plain_python.*@wp.func"),
@@ -99,7 +99,7 @@ def test_a_setting_taken_for_an_array_is_named():
     class Config:
         clok: int = 3
 
-    with pytest.raises(ShoalError, match=r"misspelt.*'clok' is a setting"):
+    with pytest.raises(ShoalError, match=r"misspelt.*\(a setting\) for the parameter 'clok'"):
         world_with(misspelt, Config)(2)
 
 
@@ -225,7 +225,7 @@ class Pushed:
 
 
 def test_a_setting_of_another_type_is_named():
-    with pytest.raises(ShoalError, match=r"'push' is 0.5, but it is annotated int"):
+    with pytest.raises(ShoalError, match=r"'push' is annotated int, but the setting is 0.5"):
         world_with(whole_push, Pushed)(1)
 
 

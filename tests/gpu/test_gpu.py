@@ -205,7 +205,7 @@ def host_experience(world, env_schedule, graph, updates=5, preemptions=(), **set
             trainer.collect()
             rollout = trainer.collector.rollouts["agent"]
             made += [t.clone() for t in (rollout.observation, rollout.action, rollout.reward, rollout.log_prob)]
-            trainer.learn()
+            trainer.update()
     return made
 
 

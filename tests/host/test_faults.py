@@ -68,7 +68,7 @@ def test_training_continues_when_a_worker_is_killed(env_schedule, tmp_path, capf
         assert victim.poll() is not None
         lost = {row for rows in engine._shares[1] for row in range(rows.start, rows.stop)}
         check_dropped(found.collector.rollouts["agent"], lost)
-        found.learn()
+        found.update()
         for _ in range(3):
             found.iterate()
         assert torch.isfinite(torch.cat([p.flatten() for p in found.policies["agent"].parameters()])).all()

@@ -161,7 +161,7 @@ def test_episodes_continue_through_preempted_rollouts(env_schedule):
                 over[env] += (r.terminated | r.truncated)[:k, env].tolist()
                 if r.preempted[env]:
                     over[env][-1] = False
-            found.learn()
+            found.update()
         episodes, lengths = found.world.statistics().episodes, found.world.statistics().length_sum
         for env in range(ENVS):
             running, begun = 0.0, seen[env][0][1]

@@ -31,7 +31,7 @@ def experience(env_schedule, updates=3, **settings):
             found.collect()
             for r in found.collector.rollouts.values():
                 made += [v.clone() for v in vars(r).values() if isinstance(v, torch.Tensor)]
-            found.learn()
+            found.update()
         made.append(found.world.statistics().episodes.clone())
     return made
 

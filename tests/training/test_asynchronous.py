@@ -106,8 +106,8 @@ def lagging(**settings) -> AsyncTrainer:
     """A trainer that learns slowly: rollouts wait."""
     settings = {**SMALL, "total_steps": 60 * STEPS, "max_policy_lag": 2, "asynchronous": True, **settings}
     trainer = AsyncTrainer(make_job("cartpole", **settings))
-    learn = trainer.learn
-    trainer.learn = lambda: (learn(), time.sleep(0.03))
+    update = trainer.update
+    trainer.update = lambda: (update(), time.sleep(0.03))
     return trainer
 
 
@@ -146,13 +146,13 @@ def test_lag_is_reported_and_within_its_limit(max_policy_lag):
     """Learning is made slow: the queue fills, and policies are as old as they may be."""
     settings = {**SMALL, "total_steps": 40 * STEPS, "max_policy_lag": max_policy_lag}
     trainer = AsyncTrainer(make_job("cartpole", algo="appo", **settings))
-    learn = trainer.learn
+    update = trainer.update
 
     def slow():
-        learn()
+        update()
         time.sleep(0.1)
 
-    trainer.learn = slow
+    trainer.update = slow
     try:
         for _ in range(12):
             trainer.iterate()
@@ -186,7 +186,7 @@ def test_players_get_newer_weights_in_the_middle_of_a_rollout(schedule):
         "compile": "off",
     }
     trainer = AsyncTrainer(make_job("gym:CartPole-v1", algo="appo", world_config=host, **settings))
-    learn, send, half = trainer.learn, trainer.world.vector_env.send, threading.Event()
+    update, send, half = trainer.update, trainer.world.vector_env.send, threading.Event()
     trainer.world.reset(0)
     env_slices = trainer.world.vector_env.env_slices
     sent = [0] * len(env_slices)
@@ -201,9 +201,9 @@ def test_players_get_newer_weights_in_the_middle_of_a_rollout(schedule):
                 with trainer._changed:
                     assert trainer._changed.wait_for(lambda: trainer.iteration == 1, 30)
 
-    def learn_late():
+    def update_late():
         assert half.wait(30)
-        learn()
+        update()
 
     def log_probs(weights):
         """Of what was done in the rollout that was learned from last, by a policy with these weights."""
@@ -213,7 +213,7 @@ def test_players_get_newer_weights_in_the_middle_of_a_rollout(schedule):
             found, _ = policy.head.log_prob_and_entropy(policy.distribution(seen), action)
         return found.view(20, 8)
 
-    trainer.world.vector_env.send, trainer.learn = send_and_see, learn_late
+    trainer.world.vector_env.send, trainer.update = send_and_see, update_late
     policy, rollout = trainer.policies["agent"], trainer.learners["agent"].rollout
     first = {name: value.clone() for name, value in policy.state_dict().items()}
     try:

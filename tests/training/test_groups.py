@@ -178,7 +178,7 @@ def test_a_tagged_runner_never_appears_in_a_loss_again(algo):
             rollout.action[rows] = 1
             rollout.log_prob[rows] = -3.0
             rollout.reward[rows] = 100.0
-        trainer.learn()
+        trainer.update()
         weights[spoil] = trainer.learners["runner"].optimizer.flat.clone()
     assert torch.equal(weights["nothing"], weights["out"])
     assert not torch.equal(weights["nothing"], weights["in"])

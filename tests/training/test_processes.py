@@ -266,7 +266,7 @@ def spoilt(processes: Communicator) -> str:
     trainer.collect()
     if processes.rank == 1:
         trainer.collector.rollouts["cart"].reward[3, 2] = torch.nan
-    trainer.learn()
+    trainer.update()
     with pytest.raises(ShoalError) as problem:
         trainer.check_finite()
     return str(problem.value)
@@ -360,7 +360,7 @@ def test_launch_info_of_a_slurm_job(monkeypatch):
         (dict(processes=2, num_envs=2, rollout_steps=3, num_minibatches=2), "Each of 2 processes has 3 samples"),
         (dict(processes=2, algo="dqn", batch_size=33), "batch-size that is a multiple of 2"),
         (dict(gpus=2), "torch sees 0 GPU"),
-        (dict(processes=2, num_envs="auto"), "single process"),
+        (dict(processes=2, num_envs="auto"), "supports one process"),
     ],
 )
 @pytest.mark.skipif(torch.cuda.is_available(), reason="speaks of a machine without a GPU")
