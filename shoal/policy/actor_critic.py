@@ -27,8 +27,8 @@ class ActorCritic(Policy):
         rnn: RNNMaker | None = None,
     ):
         super().__init__(group, encoder, normalize, rnn)
-        self.shared = shared_encoder or rnn is not None
-        self.value_encoder = self.policy_encoder if self.shared else encoder(group.policy_observation.shape)
+        self.shared_encoder = shared_encoder or rnn is not None
+        self.value_encoder = self.policy_encoder if self.shared_encoder else encoder(group.policy_observation.shape)
         self.head = make_head(group.action, self.features, log_std_init)
         self.value_head = orthogonal(nn.Linear(self.features, 1), 1.0)
 
@@ -47,7 +47,7 @@ class ActorCritic(Policy):
         self, observation: torch.Tensor, mask: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Parameters of the distribution [batch, width] and values [batch]."""
-        if not self.shared:
+        if not self.shared_encoder:
             return self.distribution(observation, mask), self.value(observation)
         return self._both(self.policy_encoder(self._preprocess(observation)), mask)
 
@@ -90,7 +90,7 @@ class ActorCritic(Policy):
         return self.head.params(raw[..., :-1], mask), raw[..., -1].float()
 
     def _encoders(self) -> list[nn.Module]:
-        return [self.policy_encoder] if self.shared else [self.policy_encoder, self.value_encoder]
+        return [self.policy_encoder] if self.shared_encoder else [self.policy_encoder, self.value_encoder]
 
 
 def mlp_encoder(hidden: tuple[int, ...], activation: str) -> Encoder:

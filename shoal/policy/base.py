@@ -45,7 +45,7 @@ class Policy(nn.Module):
         super().__init__()
         shape = group.policy_observation.shape
         self.group = group
-        self.shared = rnn is not None
+        self.shared_encoder = rnn is not None
         """Whether actor and critic share an encoder, so that acting also computes values."""
         self.moments = RunningMoments(shape)
         self.policy_encoder = encoder(shape)

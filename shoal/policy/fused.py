@@ -172,7 +172,7 @@ class FusedActor:
             NORMALIZE=policy.normalize,
             CLIP=OBSERVATION_CLIP,
             MASKED_LOGIT=MASKED,
-            HAS_VALUE=policy.shared,
+            HAS_VALUE=policy.shared_encoder,
         )
         self.narrow = max(hidden2, self.sizes["HIDDEN1_PADDED"], self.sizes["INPUTS_PADDED"]) <= 64
 

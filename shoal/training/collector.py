@@ -211,7 +211,7 @@ class Collector:
         self._act = torch.compile(self._act_eager, dynamic=False) if compiled else self._act_eager
         self._fused = self._fuse() if compiled and bf16 and device.type == "cuda" else {}
         for name, policy in policies.items():
-            self.rollouts[name].has_values = policy.shared
+            self.rollouts[name].has_values = policy.shared_encoder
             self.rollouts[name].time_limit = world.time_limit
 
     @property

@@ -97,7 +97,7 @@ def test_flags_of_host_worlds_need_no_prefix():
     ]
     job = parse_job("gym:Pendulum-v1", [*flags, "--desync-steps", "7", "--no-pin-threads"])
     config = job.world_config
-    assert (config.env_kwargs, config.num_workers, config.schedule, config.desync_steps) == (
+    assert (config.env_kwargs, config.num_workers, config.env_schedule, config.desync_steps) == (
         '{"g": 5.0}',
         3,
         "first-come",
