@@ -54,6 +54,9 @@ class AuthorStages:
     def __init__(self, cls: type, arrays: GroupArrays, state: Mapping[str, Field], settings: Mapping[str, Any]):
         self._class, self._arrays, self._state, self._settings = cls, arrays, state, settings
         self._held: dict[str, torch.Tensor] = {}
+        self._observations = {
+            array for (_, field), array in arrays.names.items() if field in ("observation", "final_observation")
+        }
 
     def is_torch(self, stage: str) -> bool:
         """Whether a stage is a torch method."""
@@ -92,7 +95,7 @@ class AuthorStages:
             own = own if isinstance(item, ForGroup) and (own in self._arrays.store or own in self._settings) else name
             names[name] = renamed.get(own, own)
         # Functions that write observations access only their own agent's row: no barrier between them.
-        no_barrier_group = "observe" if any(n.endswith("observation") for n in parameters) else ""
+        no_barrier_group = "observe" if self._observations.intersection(names.values()) else ""
         return Call(function, group.agents if "agent" in parameters else 0, when, names, no_barrier_group)
 
     def _group(self, name: str) -> Group:

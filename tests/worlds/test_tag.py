@@ -274,3 +274,12 @@ def test_memory_is_linear_in_the_number_of_agents():
 def test_settings_out_of_bounds_are_refused(cls, settings, message):
     with pytest.raises(ShoalError, match=message):
         cls(4, config=cls.Config(**settings))
+
+
+def test_settings_named_like_observations_drop_no_barrier():
+    """Only calls that write observations run without a barrier; `full_observation` is a setting of all of them."""
+    world = TagGrid(2, "cpu")
+    groups = {call.function.key: call.no_barrier_group for call in world._author_stages.calls(world, "observe", "", {})}
+    assert groups == dict(clear_nearest="", find_nearest="", observe_tagger="observe", observe_runner="observe")
+    ended = world._author_stages.calls(world, "observe", "ended", {"tagger_observation": "tagger_final_observation"})
+    assert [call.no_barrier_group for call in ended] == ["", "", "observe", "observe"]
