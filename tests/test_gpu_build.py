@@ -99,6 +99,8 @@ def test_tables_are_equal_but_for_names():
     equal, lines = gpu_build.compare(base, [row("c", code="x"), row("b", code="z"), row("same")])
     assert equal
     assert lines == ["a sm_90: is now c", "b sm_90: same numbers, other instructions"]
+    renamed = gpu_build.compare([row("a", code="x", registers=8)], [row("c", code="z", registers=8)])
+    assert renamed == (True, ["a sm_90: is now c, same numbers"])
 
 
 @pytest.mark.parametrize(
@@ -107,7 +109,7 @@ def test_tables_are_equal_but_for_names():
         ([row("a", code="x", registers=8, stack=16)], "a sm_90: registers 0 -> 8, stack 0 -> 16"),
         ([row("a", code="x"), row("b")], "b sm_90: only here"),
         ([row("a", arch=80, code="x")], "a sm_90: only at the base"),
-        ([row("b", code="other")], "a sm_90: only at the base"),
+        ([row("b", code="other", registers=8)], "a sm_90: only at the base"),
     ],
 )
 def test_differences_are_named(here, line):
