@@ -261,6 +261,9 @@ class ProcessRunner(VectorRunner):
             self.arrays["command"][part] = RESET
         slices = {k * self._count + worker.number for k in range(len(rows))}
         done_before = slices & self._done
+        # The commands must stay until the new worker has answered for every slice, also for those that were done.
+        self._done -= slices
+        self.lost -= slices
         fresh.send(list(range(len(rows))))
         while not slices <= self._done | self.lost:
             self._read_answers(self.limits.timeout)

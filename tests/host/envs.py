@@ -48,6 +48,14 @@ class Walk(gym.Env):
         return self._look(), self.place, over and not self.truncate, over and self.truncate, {}
 
 
+class SlowReset(Walk):
+    """Walk whose reset takes a while."""
+
+    def reset(self, **options):
+        time.sleep(0.1)
+        return super().reset(**options)
+
+
 class Push(Walk):
     """Walk by a continuous action."""
 

@@ -14,6 +14,7 @@ import torch
 from shoal.cli import main
 from shoal.core.errors import ShoalError
 from shoal.core.world_loading import world_class
+from shoal.host.memory import STEP
 from shoal.runs.jobs import make_job
 from shoal.training.trainer import Trainer
 
@@ -312,3 +313,28 @@ def test_no_process_and_no_shared_memory_outlives_a_run(number, tmp_path):
         time.sleep(0.05)
     assert not any(alive(pid) for pid in workers)
     assert shared_memory() <= before
+
+
+def test_a_restarted_worker_resets_slices_that_had_finished_their_step():
+    """One env slice has an unread answer when the worker of both is killed: its reset is awaited all the same."""
+    cls = world_class(f"{HERE}:SlowReset")
+    settings = dict(vec_backend="processes", num_workers=1, desync_steps=0, worker_timeout=60.0)
+    with closing(cls(8, "cpu", cls.Config(**settings, env_schedule="alternating"))) as world:
+        world.reset(0)
+        runner = world.vector_env.runner
+        world.vector_env.arrays["command"][:] = STEP
+        runner.send([0, 1])
+        while 1 not in runner._done:
+            runner._read_answers(10.0)
+        assert world.vector_env.recv([0], 1) == [0]
+        runner.send([0])
+        os.kill(runner.workers[0].process.pid, signal.SIGKILL)
+        assert world.vector_env.recv([0], 1) == [0]
+        assert not runner.workers[0].running, "its commands were restored before it had read them"
+        assert world.vector_env.recv([1], 1) == [1]
+        assert world.vector_env.lost.all()
+        for _ in range(2):
+            runner.send([0, 1])
+            assert world.vector_env.recv([0, 1], 2) == [0, 1]
+        assert runner.restarts_left == world.config.max_worker_restarts - 1
+        assert not world.vector_env.lost.any()
