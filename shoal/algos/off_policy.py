@@ -86,9 +86,9 @@ class OffPolicyConfig(LearnerConfig):
         if self.buffer_size < least:
             sequences = f"sequences of {rows} rows, " if rows else ""
             raise ShoalError(
-                f"A replay of {self.buffer_size:,} transitions is too short: {sequences}rollouts of {steps} steps and "
-                f"{self.n_step}-step targets of {lanes:,} envs x agents need {least:,}; raise --buffer-size, or lower "
-                "--num-envs, --rollout-steps or --n-step."
+                f"A replay buffer of {self.buffer_size:,} transitions is too short: {sequences}rollouts of {steps} "
+                f"steps and {self.n_step}-step targets of {lanes:,} envs x agents need {least:,}; raise --buffer-size, "
+                "or lower --num-envs, --rollout-steps or --n-step."
             )
 
     def check_processes(self, steps: int, lanes: int, rnn: bool, processes: int) -> None:
@@ -103,8 +103,8 @@ class OffPolicyConfig(LearnerConfig):
     def check_preemption(self, rnn: bool) -> None:
         if sum(self.sequence_rows(rnn)):
             raise ShoalError(
-                "--sync-frac does not support a replay of sequences, which span whole rollouts; use --sync-frac 0 or "
-                "a policy without an RNN."
+                "--sync-frac does not support replay buffers of sequences, which span whole rollouts; use "
+                "--sync-frac 0 or a policy without an RNN."
             )
 
     def updates_after(self, samples: int) -> int:

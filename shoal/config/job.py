@@ -94,7 +94,8 @@ class Job:
             return
         if world_class(self.world).on_device:
             raise ShoalError(
-                f"--sync-frac is for envs on the host: a rollout of {self.world} cannot be preempted; leave it out."
+                f"--sync-frac is for envs on the CPU (gym:, ale:, zoo: ...): rollouts of {self.world} cannot be "
+                "preempted; leave it out."
             )
         for name in self.policy_groups():
             own = self.for_policy(name)

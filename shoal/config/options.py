@@ -24,7 +24,7 @@ Seconds = Annotated[float, Bounds(gt=0, lt=3600)]
 
 
 def parse_options(kind: type[T], command: str, words: Sequence[str]) -> T:
-    """The options of `shoal COMMAND`; the docstring of their class is its description."""
+    """Parse the options of `shoal COMMAND`; the docstring of the class `kind` is the description in its help."""
     return _parse(kind, command, words, return_unknown_args=False)
 
 

@@ -35,7 +35,7 @@ class ForGroup:
 
 
 def parameters_of(function: Any) -> Mapping[str, Any]:
-    """Parameter name -> Warp type of an author's function; empty if it is not a Warp function."""
+    """Warp types of the parameters of an author's function, by name; empty if it is not a Warp function."""
     function = function.function if isinstance(function, ForGroup) else function
     return function.input_types if isinstance(function, wp.Function) else {}
 

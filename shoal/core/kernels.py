@@ -51,7 +51,7 @@ class Call:
     no_barrier_group: str = ""
 
     def parameters(self) -> dict[str, Any]:
-        """Parameter name -> Warp type, without the indices."""
+        """Warp types of the parameters by name, without the indices."""
         return {k: v for k, v in self.function.input_types.items() if k not in ("env", "agent")}
 
 

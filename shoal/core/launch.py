@@ -98,7 +98,10 @@ Shares = list[list["CpuLaunch"]]
 
 
 class Plan:
-    """Kernels, and torch functions between them, with all arguments bound. A call runs them on the arrays in place."""
+    """A recorded sequence of kernel launches and torch functions, with all arguments bound.
+
+    Calling it runs them on their arrays in place.
+    """
 
     def __init__(self, device: torch.device, num_envs: int):
         self.device = device

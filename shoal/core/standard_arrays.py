@@ -104,5 +104,5 @@ class GroupArrays:
                     getattr(group, item).copy_(self.get(name, item))
 
     def held_actions(self) -> dict[str, str]:
-        """Action array -> array of actions in effect, for groups that do not act at every step."""
+        """Map of action arrays to the arrays of actions in effect, for groups that do not act at every step."""
         return {self.names[g.name, "action"]: self.names[g.name, "held"] for g in self.groups if g.action_interval > 1}

@@ -280,7 +280,7 @@ class World(ABC):
     @property
     @abstractmethod
     def time_limit(self) -> int | None:
-        """Minimum number of steps between two truncations of an env; None if there is no minimum."""
+        """Minimum number of steps between two truncations of an env. None if a world has no such minimum."""
 
     @property
     @abstractmethod
@@ -295,11 +295,11 @@ class World(ABC):
         """Store in `memory` what later pictures of the episode need. Called at every step of a recording."""
 
     def scenes_of_envs(self) -> list[str] | None:
-        """Name of the current scene of each env; None: they do not differ."""
+        """Name of the current scene of each env. Returns None if all envs share one scene or have none."""
         return None
 
     def duplicate_episodes(self) -> torch.Tensor | None:
-        """bool [env]: envs whose first episode duplicates that of an earlier env; None: no env."""
+        """bool [env]: envs whose first episode duplicates that of an earlier env. Returns None if there are none."""
         return None
 
     def trajectory_recorder(self, envs: int) -> TrajectoryRecorder:
@@ -308,7 +308,7 @@ class World(ABC):
 
     @property
     def drawable(self) -> bool:
-        """Whether the world has a picture."""
+        """Whether the world can be drawn: it has a `layout` or a `picture` method."""
         return type(self).picture is not World.picture
 
     def group(self, name: str) -> Group:

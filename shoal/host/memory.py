@@ -59,7 +59,7 @@ SHARED_MEMORY = "/dev/shm"
 
 
 def _unnamed_file(size: int) -> int:
-    """Descriptor of an unnamed file of reserved space; without reserved space, writing to a full page raises SIGBUS.
+    """Descriptor of an unnamed file whose space is reserved; otherwise a write raises SIGBUS once memory runs out.
 
     An anonymous file in memory is tried first, since the size of /dev/shm (64 MB in many containers) does not limit it.
     """

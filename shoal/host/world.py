@@ -106,7 +106,7 @@ class HostWorld(World):
 
     @property
     def time_limit(self) -> int | None:
-        """The limit of Gymnasium's registry; other envs may truncate at any time."""
+        """`max_episode_steps` of Gymnasium's registry. None for envs that may truncate at any time."""
         return None if self.kind != "gym" or self.config.env_truncates else self.limit
 
     def _limit(self, time_limit: int | None) -> int | None:

@@ -257,7 +257,7 @@ class Learner:
         self._updates_read = int(self.updates)
 
     def env_axes(self) -> dict[str, int]:
-        """Name -> env axis of the state tensors that are sharded over processes."""
+        """Axis of the envs in each state tensor that is sharded over processes, by the tensor's name."""
         return {}
 
 

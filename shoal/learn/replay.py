@@ -144,11 +144,13 @@ class Replay:
         if self.n_step < 1:
             raise ShoalError(f"n_step must be at least 1, got {self.n_step}.")
         if left_over:
-            raise ShoalError(f"Sequences of {self.sequences} rows must be multiples of rollouts of {r.steps} steps.")
+            raise ShoalError(f"Sequences of {self.sequences} steps must be multiples of rollouts of {r.steps} steps.")
         if self.steps < least:
-            raise ShoalError(f"A replay of {self.steps} steps is too short; it needs at least {least} steps.")
+            raise ShoalError(f"A replay buffer of {self.steps} steps is too short; it needs at least {least} steps.")
         if self.steps * r.reward[0].numel() > MAX_TRANSITIONS:
-            raise ShoalError(f"A replay holds up to {MAX_TRANSITIONS:,} transitions; reduce its {self.steps} steps.")
+            raise ShoalError(
+                f"A replay buffer holds up to {MAX_TRANSITIONS:,} transitions; reduce its {self.steps} steps."
+            )
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
@@ -251,8 +253,8 @@ class Replay:
         each = self.rollout.steps
         if burn_in % each or length % each or burn_in + length != self.sequences:
             raise ShoalError(
-                f"Burn-in ({burn_in} rows) and length ({length} rows) must be multiples of rollouts of {each} steps "
-                f"and add up to this replay's sequences of {self.sequences} rows."
+                f"Burn-in ({burn_in} steps) and length ({length} steps) must be multiples of rollouts of {each} steps "
+                f"and add up to this replay buffer's sequences of {self.sequences} steps."
             )
         if batch not in self._draws:
             self._draws[batch] = SequenceDraw(self, batch)
@@ -334,7 +336,7 @@ class Replay:
     # --- size and state ---------------------------------------------------------------------------------------------
 
     def describe(self) -> str:
-        """A note on where observations are stored, unless on the device."""
+        """Text for the log if observations are stored in CPU memory; else empty."""
         return ", observations in the host's memory" if self.on_host else ""
 
     @staticmethod
@@ -373,7 +375,7 @@ class Replay:
         return {name: tensor for name, tensor in state.items() if tensor is not None}
 
     def env_axes(self) -> dict[str, int]:
-        """Name -> env axis of the state tensors that have one."""
+        """Axis of the envs in each state tensor that has one, by the tensor's name."""
         whole = ("head", "filled", "counter", "top")
         return {name: 0 if name == "final_count" else 1 for name in self.state_dict() if name not in whole}
 
@@ -386,13 +388,13 @@ class Replay:
         own = self.state_dict()
         bad = [n for n in own.keys() | state.keys() if n not in own or n not in state or state[n].shape != own[n].shape]
         if bad:
-            raise ShoalError(f"The saved replay does not match this one in: {', '.join(sorted(bad))}.")
+            raise ShoalError(f"The saved replay buffer does not match this one in: {', '.join(sorted(bad))}.")
         bounds = dict(head=self.steps - self.rollout.steps, filled=self.steps, final_count=2**31 - 1)
         for name, largest in bounds.items():  # kernels use these as indices
             low, high = (int(end) for end in state[name].aminmax())
             if low < 0 or high > largest or (name == "head" and high % self.rollout.steps):
                 raise ShoalError(
-                    f"The saved replay is damaged: {name} must be within 0 and {largest}, got {low} to {high}."
+                    f"The saved replay buffer is damaged: {name} must be within 0 and {largest}, got {low} to {high}."
                 )
         for name, tensor in own.items():
             tensor.copy_(state[name])

@@ -115,7 +115,7 @@ def check_scenes(
 
 
 def scenes_by_name(scenes: Sequence[str]) -> dict[str, str]:
-    """Name in a dataset -> scene; refuses two scenes with the same name, whose episodes could not be distinguished."""
+    """Scenes by their name in a dataset. Refuses two with one name, whose episodes could not be distinguished."""
     named: dict[str, str] = {}
     for scene in scenes:
         name = scene_name(scene)

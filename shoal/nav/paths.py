@@ -19,7 +19,7 @@ NEIGHBORS = np.array([(1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, -1), (1, -1
 
 @dataclass(frozen=True)
 class HostGround:
-    """The ground of one row of a ground memory, on the host; arrays are [level, row, column]."""
+    """Copy of one scene's walkable-floor grid in CPU memory; arrays are [level, y, x]."""
 
     origin: np.ndarray
     """[2]: lower corner of the grid [m]."""

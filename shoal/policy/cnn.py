@@ -95,7 +95,7 @@ class Conv(nn.Conv2d):
 
 
 class NatureCNN(nn.Sequential):
-    """Three convolutions and one linear layer (Mnih et al. 2015); the shape holds `frames` stacked images."""
+    """Three convolutions and one linear layer (Mnih et al. 2015), for `frames` images stacked by channel."""
 
     takes_bytes = True
     min_side = 36
@@ -117,7 +117,7 @@ class NatureCNN(nn.Sequential):
 class ImpalaResNet(nn.Sequential):
     """Three sections of a convolution, 2x pooling and two residual blocks (Espeholt et al. 2018).
 
-    `width` multiplies the channels; the shape holds `frames` stacked images of any size.
+    `width` multiplies the channels. Observations are `frames` images of any size, stacked by channel.
     """
 
     takes_bytes = True

@@ -89,7 +89,7 @@ class SceneMemory:
         """Allocate words for a scene in an empty row; kernels see it once its slot is filled and published."""
         held = self._allocations[row]
         if held:
-            raise ShoalError(f"Row {row} of the scene memory holds {held.scene.name}; remove it first.")
+            raise ShoalError(f"Slot {row} of the scene memory holds {held.scene.name}; remove that scene first.")
         first = self.find_gap(scene)
         if first is None:
             raise ShoalError(
@@ -102,7 +102,7 @@ class SceneMemory:
     def _allocation(self, row: int) -> _Allocation:
         allocation = self._allocations[row]
         if allocation is None:
-            raise ShoalError(f"Row {row} of the scene memory is empty; reserve it first.")
+            raise ShoalError(f"Slot {row} of the scene memory is empty; reserve it for a scene first.")
         return allocation
 
     def slot(self, row: int) -> torch.Tensor:

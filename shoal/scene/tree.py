@@ -128,7 +128,7 @@ def _curve(points: torch.Tensor) -> torch.Tensor:
 
 
 def _reduce(boxes: torch.Tensor, group: torch.Tensor, groups: int) -> torch.Tensor:
-    """The bounding box of the boxes of each group; inf for an empty group."""
+    """For each group, the box that encloses its boxes; all numbers of an empty group are inf."""
     out = torch.full((groups, boxes.shape[1]), torch.inf, device=boxes.device)
     return out.scatter_reduce_(0, group[:, None].expand_as(boxes), boxes, "amin")
 

@@ -282,7 +282,7 @@ class Trainer(ProgressMixin):
         return state
 
     def env_axes(self) -> dict[str, int]:
-        """State tensor -> its env axis; tensors not listed are equal in all processes."""
+        """Axis of the envs in each state tensor, by name; tensors not listed are equal in all processes."""
         axes = {f"world.{name}": 0 for name in self.world.state_dict() if name not in self.world.unsharded_state}
         for name, rollout in self.collector.rollouts.items():
             axes.update({f"collector.{name}.{item}": int(item == "history") for item in rollout.carry_state()})

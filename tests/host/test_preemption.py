@@ -276,7 +276,7 @@ def test_preemption_is_requested_once_enough_processes_have_finished(kind, tmp_p
 @pytest.mark.parametrize(
     ("world", "settings", "message"),
     [
-        ("cartpole", dict(sync_frac=0.6), "for envs on the host"),
+        ("cartpole", dict(sync_frac=0.6), "for envs on the CPU"),
         ("gym:CartPole-v1", dict(sync_frac=1.0), "below 1"),
         ("gym:CartPole-v1", dict(sync_frac=0.6, asynchronous=True), "--asynchronous"),
         ("gym:CartPole-v1", dict(sync_frac=0.6, algo="r2d2"), "sequences"),

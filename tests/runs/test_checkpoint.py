@@ -322,7 +322,7 @@ def test_a_replay_that_points_beyond_its_rows_is_refused(tmp_path, name, value):
     if (name, value) in (("filled", 3), ("final_count", 3), ("final_count", 2**30)):  # as good as any other
         shoal.resume(run.path, total_steps=256)
         return
-    with pytest.raises(ShoalError, match=f"The saved replay is damaged: {name} must be within"):
+    with pytest.raises(ShoalError, match=f"The saved replay buffer is damaged: {name} must be within"):
         shoal.resume(run.path, total_steps=256)
 
 

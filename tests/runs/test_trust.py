@@ -324,7 +324,7 @@ def test_sizes_that_cannot_be_are_refused(plain, tmp_path, settings):
         (dict(freeze_groups=["missing"]), "group to freeze"),
         (dict(group_settings=["missing.lr=1"]), "group in --group-settings"),
         (dict(rnn="lstm", num_envs=3), "divide"),
-        (dict(sync_frac=0.5), "--sync-frac is for envs on the host"),
+        (dict(sync_frac=0.5), "--sync-frac is for envs on the CPU"),
     ],
     ids=str,
 )

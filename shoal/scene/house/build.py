@@ -1,6 +1,6 @@
 """Procedural houses: `house:SEED` is a furnished home of several rooms, `cabin:SEED` one or two rooms of such a home.
 
-A seed gives the same house in every process. Seeds 0 to 9,999 are official; the last thousand of them are the test
+A seed gives the same house in every process. Seeds 0 to 9,999 are the training and test sets; the last thousand of them are the test
 set. Any other seed works too.
 """
 
@@ -22,7 +22,7 @@ from shoal.scene.house.textures import SIZE, SurfaceType, house_materials
 from shoal.scene.scene import Scene, check_scene
 
 HOUSES = 10_000
-"""Number of official houses, and of cabins: seeds 0 to 9,999."""
+"""Number of houses, and of cabins, in the training and test sets together: seeds 0 to 9,999."""
 TRAIN = range(9_000)
 """Seeds of the training set, for houses and cabins."""
 TEST = range(9_000, HOUSES)
@@ -107,7 +107,8 @@ def house_plan(seed: int, building: str = "house") -> Plan:
         raise unknown("building", building, BUILDINGS)
     if seed != int(seed) or not 0 <= seed < 1 << 63:
         raise ShoalError(
-            f"A {building}'s seed must be an integer of at least 0, not {seed!r}; 0 to {HOUSES - 1} are official."
+            f"A {building}'s seed must be an integer of at least 0, not {seed!r}; 0 to {HOUSES - 1} are those of "
+            "the training and test sets."
         )
     return _plan(int(seed), building)
 
@@ -116,7 +117,7 @@ def make_house(seed: int, detail: float = 1.0, building: str = "house") -> Scene
     """Generate a house or cabin.
 
     Args:
-        seed: An integer of at least 0; 0 to 9,999 are official.
+        seed: An integer of at least 0; 0 to 9,999 are those of the training and test sets.
         detail: 0 to 4; a house has about 10,000 triangles at 0, 165,000 at 1, over 350,000 at 2, over 650,000 at 3.
             A cabin has fewer.
         building: "house" or "cabin".
