@@ -1,7 +1,7 @@
 """Procedural houses: `house:SEED` is a furnished home of several rooms, `cabin:SEED` one or two rooms of such a home.
 
-A seed gives the same house in every process. Seeds 0 to 9,999 are the training and test sets; the last thousand of them are the test
-set. Any other seed works too.
+A seed gives the same house in every process. Seeds 0 to 8,999 are the training set, 9,000 to 9,999 the test set;
+any other seed works too.
 """
 
 from collections.abc import Callable
