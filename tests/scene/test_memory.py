@@ -39,7 +39,7 @@ def test_rows_return_their_scenes():
     memory = SceneMemory.holding(scenes, "cpu")
     assert memory.used == memory.limit == sum(scene.nbytes for scene in scenes)
     assert [memory.scene(row).name for row in range(2)] == ["room 1.0", "room 2.0"]
-    with pytest.raises(ShoalError, match=r"holds room 1\.0; remove it first"):
+    with pytest.raises(ShoalError, match=r"holds room 1\.0; remove that scene first"):
         memory.reserve(0, scenes[1])
     memory.remove(0)
     with pytest.raises(ShoalError, match="is empty"):
